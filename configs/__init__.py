@@ -1,0 +1,1 @@
+"""Presets: one file an experiment, found by module name."""

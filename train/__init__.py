@@ -1,0 +1,1 @@
+"""Training of number-aware language models: `python -m train PRESET`."""
