@@ -1,0 +1,107 @@
+"""Language models as NNX modules around plain trees of float32 arrays.
+
+A model's parameters are a nested dict of arrays, made by `init_params` or read from a
+checkpoint by `ntl_jax.hf`; `bind` puts a module around them, inside `jit` or outside.
+"""
+
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Int, Key, PyTree
+
+from ntl_jax.models.t5 import T5 as T5
+from ntl_jax.models.t5 import T5Config as T5Config
+
+Params = dict[str, "Params | Array"]
+
+
+def init_params(config: T5Config, key: Key[Array, ""]) -> Params:
+    """Fresh parameters, drawn as Hugging Face draws them for training from scratch.
+
+    Args:
+        config: the model's config; its type picks the model.
+        key: a threefry key, `jax.random.key(seed)`.
+
+    Returns:
+        A nested dict of float32 arrays. Under `jax.jit(init_params, static_argnums=0,
+        out_shardings=...)` each device makes its own shards only; `jax.eval_shape`
+        gives the shapes alone.
+
+    >>> config = T5Config(vocab_size=16, d_model=8, d_kv=4, d_ff=16, num_heads=2)
+    >>> params = init_params(config, jax.random.key(0))
+    >>> params["encoder"]["layers"]["attention"]["q"]["kernel"].shape
+    (6, 8, 8)
+    """
+    model = config.module(config, nnx.Rngs(params=key))
+    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+
+
+@lru_cache(maxsize=64)
+def _skeleton(config: T5Config) -> tuple[nnx.GraphDef, nnx.State]:
+    build = nnx.eval_shape(lambda: config.module(config, nnx.Rngs(params=0)))
+    return nnx.split(build)
+
+
+def bind(config: T5Config, params: Params) -> T5:
+    """The model that `config` describes, around `params`; cheap, also inside `jit`.
+
+    Args:
+        config: the config that the parameters were made with.
+        params: a tree laid out as `init_params` gives it.
+
+    Returns:
+        An NNX module whose leaves are `params`' arrays, not copies.
+
+    Raises:
+        ValueError: the tree has other leaves, or other shapes, than the config.
+    """
+    graph, shapes = _skeleton(config)
+    want, have = _leaves(nnx.to_pure_dict(shapes)), _leaves(params)
+    wrong = [f"missing {name}" for name in want if name not in have]
+    wrong += [f"unexpected {name}" for name in have if name not in want]
+    wrong += [
+        f"{name} is {have[name].shape}, not {want[name].shape}"
+        for name in want
+        if name in have and have[name].shape != want[name].shape
+    ]
+    if wrong:
+        raise ValueError(
+            "parameters do not fit the config they are bound to: " + "; ".join(wrong)
+        )
+    state = jax.tree.map(lambda leaf: leaf, shapes)
+    nnx.replace_by_pure_dict(state, params)
+    return nnx.merge(graph, state)
+
+
+def _leaves(tree: PyTree) -> dict[str, Array]:
+    pairs = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(k, simple=True, separator="/"): v for k, v in pairs}
+
+
+def count_parameters(tree: PyTree) -> int:
+    """How many numbers a tree of arrays, or of shapes, holds."""
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
+
+
+def shift_right(
+    labels: Int[Array, "B T"], *, start_id: int, pad_id: int
+) -> Int[Array, "B T"]:
+    """Decoder inputs for labels: a start token, then the labels but the last.
+
+    Args:
+        labels: target ids, -100 where there is none.
+        start_id: `config.decoder_start_token_id`.
+        pad_id: `config.pad_token_id`, which takes the place of -100.
+
+    Returns:
+        Ids of the labels' shape.
+
+    >>> shift_right(jnp.array([[5, 6, 1, -100, -100]]), start_id=0, pad_id=0)
+    Array([[0, 5, 6, 1, 0]], dtype=int32)
+    """
+    start = jnp.full_like(labels[:, :1], start_id)
+    shifted = jnp.concatenate([start, labels[:, :-1]], axis=1)
+    return jnp.where(shifted == -100, jnp.asarray(pad_id, labels.dtype), shifted)

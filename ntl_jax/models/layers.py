@@ -1,0 +1,244 @@
+"""What every language model here is made of: linear maps, norms, tables, dropout.
+
+Parameters are float32 and cast to the activations' dtype where they are used.
+Matrix products that feed a softmax leave the matrix unit in float32.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key, UInt32
+
+_HASH_MULTIPLIERS = (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))
+_GOLDEN_RATIO = np.uint32(0x9E3779B9)
+
+
+class Linear(nnx.Module):
+    """`y = x @ kernel`, no bias; kernel [in, out] drawn from N(0, std²)."""
+
+    def __init__(self, d_in: int, d_out: int, *, std: float, rngs: nnx.Rngs):
+        draw = jax.random.normal(rngs.params(), (d_in, d_out), jnp.float32)
+        self.kernel = nnx.Param(std * draw)
+
+    def __call__(self, x: Float[Array, "*B I"]) -> Float[Array, "*B O"]:
+        return x @ self.kernel[...].astype(x.dtype)
+
+
+class Embedding(nnx.Module):
+    """A table [rows, width] drawn from N(0, std²), read by row number."""
+
+    def __init__(self, rows: int, width: int, *, std: float, rngs: nnx.Rngs):
+        draw = jax.random.normal(rngs.params(), (rows, width), jnp.float32)
+        self.embedding = nnx.Param(std * draw)
+
+    def __call__(self, ids: Int[Array, "*B"], dtype: str) -> Float[Array, "*B D"]:
+        return self.embedding[...][ids].astype(dtype)
+
+
+class RMSNorm(nnx.Module):
+    """`x / sqrt(mean(x²) + eps) * scale`, in float32, no mean taken off, no bias."""
+
+    def __init__(self, width: int, *, eps: float, scale: float = 1.0):
+        self.eps = eps
+        self.scale = nnx.Param(jnp.full((width,), scale, jnp.float32))
+
+    def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+        y = x.astype(jnp.float32)
+        variance = jnp.mean(jnp.square(y), axis=-1, keepdims=True)
+        y = y * jax.lax.rsqrt(variance + self.eps)
+        return jnp.multiply(
+            y, jnp.expand_dims(self.scale[...], range(y.ndim - 1))
+        ).astype(x.dtype)
+
+
+def stack_layers(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs):
+    """`count` modules of one kind as one module whose leaves are [count, ...]."""
+    build = nnx.split_rngs(splits=count)(nnx.vmap(make, in_axes=(0,), out_axes=0))
+    return build(rngs)
+
+
+def run_layers(layers, count: int, step, carry, *, unroll: bool, remat: bool):
+    """Runs stacked layers one after another.
+
+    Args:
+        layers: a module from `stack_layers`.
+        count: how many layers it stacks.
+        step: `(layer, index, carry) -> carry`; the index is traced.
+        carry: what the first layer is given.
+        unroll: write the layers out one after another instead of looping.
+        remat: recompute each layer in the backward pass instead of keeping what
+            it computed.
+
+    Returns:
+        What the last layer gave.
+    """
+    graph, params = nnx.split(layers)
+
+    def body(carry, item):
+        index, layer = item
+        return step(nnx.merge(graph, layer), index, carry), None
+
+    if remat:
+        body = jax.checkpoint(body, prevent_cse=unroll)
+    items = (jnp.arange(count, dtype=jnp.int32), params)
+    return jax.lax.scan(body, carry, items, unroll=unroll)[0]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _einsum_float32(spec: str, a: Array, b: Array) -> Array:
+    return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
+
+
+def _einsum_forward(spec, a, b):
+    return _einsum_float32(spec, a, b), (a, b)
+
+
+def _einsum_backward(spec, operands, cotangent):
+    # Left to itself, the transpose is a float32 times bfloat16 product, which
+    # GPUs have no unit for: they would convert both sides up and lose the speed.
+    a, b = operands
+    inputs, out = spec.split("->")
+    in_a, in_b = inputs.split(",")
+    cotangent = cotangent.astype(a.dtype)
+    return (
+        jnp.einsum(f"{out},{in_b}->{in_a}", cotangent, b),
+        jnp.einsum(f"{out},{in_a}->{in_b}", cotangent, a),
+    )
+
+
+_einsum_float32.defvjp(_einsum_forward, _einsum_backward)
+
+
+def einsum_float32(spec: str, a: Array, b: Array) -> Float[Array, "..."]:
+    """A two-operand `einsum` that accumulates, and returns, in float32.
+
+    Args:
+        spec: `"ab,bc->ac"`: every letter stands in two of the three terms.
+        a: the first operand, float32 or bfloat16.
+        b: the second operand, of `a`'s dtype.
+
+    Returns:
+        The product in float32. Its gradients are computed in `a`'s dtype.
+    """
+    if a.dtype == jnp.float32:  # plain autodiff: forward mode works too
+        return jnp.einsum(spec, a, b)
+    return _einsum_float32(spec, a, b)
+
+
+def _mix(word: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
+    """A bijective scrambling of 32-bit words (Wellons' "lowbias32" constants)."""
+    word = (word ^ (word >> np.uint32(16))) * _HASH_MULTIPLIERS[0]
+    word = (word ^ (word >> np.uint32(15))) * _HASH_MULTIPLIERS[1]
+    return word ^ (word >> np.uint32(16))
+
+
+def _keep_mask(shape, rate, words, tag, rows) -> Array:
+    """Bool `shape`: a hash of (words, tag, rows[i], place within the row) a place."""
+    tag = _mix(tag + _GOLDEN_RATIO)
+    row = _mix(rows ^ tag)
+    # Two words a row: with one, rows whose words lie close would share their masks.
+    first = _mix(row ^ words[0]).reshape(-1, *[1] * (len(shape) - 1))
+    second = _mix(row + words[1]).reshape(-1, *[1] * (len(shape) - 1))
+    place = jnp.zeros((1,) * len(shape), jnp.uint32)
+    stride = 1
+    for axis in range(len(shape) - 1, 0, -1):
+        step = jax.lax.broadcasted_iota(jnp.uint32, (1, *shape[1:]), axis)
+        place = place + step * np.uint32(stride)
+        stride *= shape[axis]
+    bits = _mix(_mix(place + first) ^ second)  # [B, ...]
+    return bits >= np.uint32(min(round(rate * 2**32), 2**32 - 1))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _drop(rate, x, words, tag, rows):
+    keep = _keep_mask(x.shape, rate, words, tag, rows)
+    return jnp.where(keep, x * jnp.asarray(1 / (1 - rate), x.dtype), jnp.zeros_like(x))
+
+
+def _drop_forward(rate, x, words, tag, rows):
+    return _drop(rate, x, words, tag, rows), (words, tag, rows)
+
+
+def _drop_backward(rate, seeds, cotangent):
+    # The mask is drawn again, not kept: it costs a few integer operations.
+    return _drop(rate, cotangent, *seeds), None, None, None
+
+
+_drop.defvjp(_drop_forward, _drop_backward)
+
+
+def dropout(
+    x: Float[Array, "B *rest"],
+    rate: float,
+    key: Key[Array, ""] | None,
+    *,
+    layer: int | Int[Array, ""] = 0,
+    site: int = 0,
+    row_offset: int | Int[Array, ""] | Int[Array, "B"] = 0,
+) -> Float[Array, "B *rest"]:
+    """Sets each element to 0 with probability `rate`, scales the others by 1/(1-rate).
+
+    The mask is a hash of (key, layer, site, row, place within the row), element by
+    element. So it fuses into its neighbours, each device of a sharded batch draws
+    its own rows only, it is the same under `vmap`, and a row's mask depends on the
+    row's number alone, not on the batch that the row came in.
+
+    Args:
+        x: activations; axis 0 is the batch.
+        rate: probability of a zero, in [0, 1).
+        key: a threefry key, already folded with the step; None switches dropout off.
+        layer: the layer's number, which may be traced.
+        site: which of a layer's dropouts this is.
+        row_offset: added to a row's place in `x` to give its number in the whole
+            batch; one number, or one a row.
+
+    Returns:
+        An array like `x`, with the expectation of `x`.
+
+    Raises:
+        ValueError: the rate is outside [0, 1), or the key is not a threefry key.
+    """
+    if key is None or rate == 0.0:
+        return x
+    if not 0.0 <= rate < 1.0:
+        raise ValueError(f"dropout rate is {rate}; it must lie in [0, 1)")
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or (
+        str(jax.random.key_impl(key)) != "threefry2x32"
+    ):
+        raise ValueError(
+            f"dropout needs a threefry key, jax.random.key(seed); got {key.dtype}"
+        )
+    words = jax.random.key_data(key)
+    tag = jnp.asarray(layer, jnp.uint32) * np.uint32(256) + np.uint32(site)
+    rows = jax.lax.iota(jnp.uint32, x.shape[0]) + jnp.asarray(row_offset, jnp.uint32)
+    return _drop(rate, x, words, tag, rows)
+
+
+class Dropout(NamedTuple):
+    """`dropout` with all but the site filled in; a key of None switches it off."""
+
+    rate: float
+    key: Key[Array, ""] | None
+    row_offset: int | Int[Array, ""] | Int[Array, "B"] = 0
+    layer: int | Int[Array, ""] = 0
+    first_site: int = 0
+
+    def __call__(self, x: Float[Array, "B *rest"], site: int):
+        """`x` with elements dropped by the mask of this site."""
+        return dropout(
+            x,
+            self.rate,
+            self.key,
+            layer=self.layer,
+            site=self.first_site + site,
+            row_offset=self.row_offset,
+        )
+
+    def after(self, sites: int) -> "Dropout":
+        """The same dropout, its sites numbered on from here."""
+        return self._replace(first_site=self.first_site + sites)
