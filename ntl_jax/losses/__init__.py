@@ -1,0 +1,55 @@
+"""Losses that know what number tokens are worth.
+
+To use one in a project of your own, build a `NumberVocab` once, on the host, and add
+the loss to what you minimise:
+
+>>> import jax, jax.numpy as jnp
+>>> from ntl_jax import NumberVocab
+>>> from ntl_jax.losses import cross_entropy, ntl_was
+>>> tokens = {"<pad>": 0, "=": 1} | {str(d): d + 2 for d in range(10)}
+>>> vocab = NumberVocab.from_mapping(tokens, vocab_size=12)
+>>> def loss_fn(logits, labels):
+...     ce = cross_entropy(logits, labels, reduction="mean")
+...     return ce + 0.3 * ntl_was(logits, labels, vocab, reduction="mean")
+>>> labels = jnp.array([[1, 6, -100]])  # "=", "4" and an ignored position
+>>> loss, grads = jax.jit(jax.value_and_grad(loss_fn))(jnp.zeros((1, 3, 12)), labels)
+>>> print(f"{loss:.3f}", grads.shape)  # log 12 + 0.3 * 2.5
+3.235 (1, 3, 12)
+
+With a Hugging Face tokenizer it is ``NumberVocab.from_tokenizer(tokenizer,
+vocab_size=...)``, where vocab_size is the number of columns of the model's logits; and
+``vocab.coverage(tokenizer, texts)`` tells how many of your digits the losses will see.
+
+Every loss takes any leading shape and any floating dtype, works in float32, is exactly
+0 in value and gradient where the label is no number, is ignored or has weight 0, and
+runs under ``jit``, ``vmap``, ``grad`` and ``shard_map`` with one trace whatever the
+labels hold. Logits and labels are those of the same position: a decoder-only model
+shifts first, with `shift_labels`.
+
+To combine several at the cost of one softmax, read `NumberStats` off the logits once
+and give them to an `Objective`.
+"""
+
+from ntl_jax.losses.causal import shift_labels as shift_labels
+from ntl_jax.losses.cross_entropy import cross_entropy as cross_entropy
+from ntl_jax.losses.cross_entropy import (
+    cross_entropy_from_stats as cross_entropy_from_stats,
+)
+from ntl_jax.losses.dot_product import ntl_dot_product as ntl_dot_product
+from ntl_jax.losses.dot_product import (
+    ntl_dot_product_from_stats as ntl_dot_product_from_stats,
+)
+from ntl_jax.losses.dot_product import ntl_huber as ntl_huber
+from ntl_jax.losses.dot_product import ntl_huber_from_stats as ntl_huber_from_stats
+from ntl_jax.losses.dot_product import ntl_mae as ntl_mae
+from ntl_jax.losses.dot_product import ntl_mae_from_stats as ntl_mae_from_stats
+from ntl_jax.losses.dot_product import ntl_mse as ntl_mse
+from ntl_jax.losses.dot_product import ntl_mse_from_stats as ntl_mse_from_stats
+from ntl_jax.losses.objective import Objective as Objective
+from ntl_jax.losses.reduction import Term as Term
+from ntl_jax.losses.reduction import weighted_mean as weighted_mean
+from ntl_jax.losses.reduction import weighted_sum_and_count as weighted_sum_and_count
+from ntl_jax.losses.stats import NumberStats as NumberStats
+from ntl_jax.losses.stats import stats_from_logits as stats_from_logits
+from ntl_jax.losses.wasserstein import ntl_was as ntl_was
+from ntl_jax.losses.wasserstein import ntl_was_from_stats as ntl_was_from_stats

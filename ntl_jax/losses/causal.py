@@ -1,0 +1,29 @@
+"""Labels for models that predict the next token."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+
+def shift_labels(
+    labels: Int[Array, "*B T"], *, ignore_index: int = -100
+) -> Int[Array, "*B T"]:
+    """Moves labels one step left, so that position t is asked for token t + 1.
+
+    A causal model's logits at t predict token t + 1. Losses here compare logits and
+    labels of the same position, as an encoder-decoder model needs it; give them
+    ``shift_labels(tokens)`` for a decoder-only model. The last position has nothing to
+    predict and is ignored, so the result equals that of ``logits[:, :-1]`` and
+    ``labels[:, 1:]`` while shapes stay as they are.
+
+    Args:
+        labels: token ids [*B, T].
+        ignore_index: what to put at the last position.
+
+    Returns:
+        token ids [*B, T], in the dtype of labels.
+
+    >>> shift_labels(jnp.array([[5, 6, 7]])).tolist()
+    [[6, 7, -100]]
+    """
+    last = jnp.full_like(labels[..., :1], ignore_index)
+    return jnp.concatenate([labels[..., 1:], last], axis=-1)

@@ -1,0 +1,248 @@
+"""NTL with a penalty on the expected number: NTL-MSE, NTL-MAE and NTL-Huber."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, Int
+
+from ntl_jax.losses.number_softmax import Support, finish, number_probabilities
+from ntl_jax.losses.positions import number_targets
+from ntl_jax.losses.reduction import Reduction, reduce_tokens
+from ntl_jax.losses.stats import NumberStats, stats_from_logits
+from ntl_jax.number_vocab import NumberVocab
+
+Penalty = Callable[[Array, Array], Array]
+
+
+def squared(prediction: Float32[Array, "*B"], target: Float32[Array, "*B"]) -> Array:
+    """(prediction - target)^2."""
+    return jnp.square(prediction - target)
+
+
+def absolute(prediction: Float32[Array, "*B"], target: Float32[Array, "*B"]) -> Array:
+    """|prediction - target|."""
+    return jnp.abs(prediction - target)
+
+
+def huber(
+    prediction: Float32[Array, "*B"],
+    target: Float32[Array, "*B"],
+    delta: float | Float32[Array, ""] = 1.0,
+) -> Array:
+    """d^2 / 2 where |d| <= delta, delta (|d| - delta / 2) beyond."""
+    distance = jnp.abs(prediction - target)
+    near = jnp.minimum(distance, delta)
+    # Equal to both branches, and never doubles the gradient where they meet.
+    return 0.5 * near**2 + delta * (distance - near)
+
+
+def ntl_dot_product(
+    logits: Float[Array, "*B V"],
+    labels: Int[Array, "*B"],
+    vocab: NumberVocab,
+    *,
+    penalty: Penalty = squared,
+    weights: Float[Array, "*B"] | Bool[Array, "*B"] | None = None,
+    reduction: Reduction = None,
+    reweigh: bool = False,
+    support: Support = "numbers",
+    ignore_index: int = -100,
+) -> Float32[Array, "..."]:
+    """NTL-Lp on logits; see `ntl_dot_product_from_stats` for the formula.
+
+    Args:
+        logits: [*B, V] of any floating dtype; columns from ``vocab.vocab_size`` on are
+            padding.
+        labels: token ids [*B].
+        vocab: the number tokens.
+        penalty: an elementwise function of (prediction, target), such as those of
+            optax.
+        weights: non-negative weights [*B]; 1 where None.
+        reduction: None, "sum", or "mean" over the weight of number labels.
+        reweigh: whether to charge for mass that is not on numbers.
+        support: "numbers" or "full".
+        ignore_index: the label that counts nothing.
+
+    Returns:
+        float32, [*B] or a scalar, in the units of the penalty; exactly 0, in value and
+        gradient, where the label is no number, is ignored or has weight 0.
+
+    Raises:
+        TypeError, ValueError: as `ntl_jax.losses.stats_from_logits` does, and for an
+            unknown reduction or support.
+    """
+    stats = stats_from_logits(logits, labels, vocab, ignore_index=ignore_index)
+    value, weight = ntl_dot_product_from_stats(
+        stats,
+        labels,
+        vocab,
+        penalty=penalty,
+        weights=weights,
+        ignore_index=ignore_index,
+        reweigh=reweigh,
+        support=support,
+    )
+    return reduce_tokens(value, weight, reduction)
+
+
+def ntl_dot_product_from_stats(
+    stats: NumberStats,
+    labels: Int[Array, "*B"],
+    vocab: NumberVocab,
+    *,
+    penalty: Penalty = squared,
+    weights: Float[Array, "*B"] | Bool[Array, "*B"] | None = None,
+    ignore_index: int = -100,
+    reweigh: bool = False,
+    support: Support = "numbers",
+) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
+    """NTL-Lp of a position whose label is the number y.
+
+    rho(sum_k q_k v_k, y), where q is the distribution over number tokens worth v
+
+    The minimum is not unique: half the mass on 0 and half on 8 is a perfect 4. Prefer
+    `ntl_was`, unless the expected number itself is of use.
+
+    Args:
+        stats: NumberStats over [*B].
+        labels: token ids [*B].
+        vocab: the number tokens.
+        penalty: rho, an elementwise function of (prediction, target).
+        weights: non-negative weights [*B]; 1 where None.
+        ignore_index: the label that counts nothing.
+        reweigh: whether to charge 1.01 times the largest penalty, that between v_min
+            and v_max, for mass off the numbers.
+        support: "numbers" for a q that sums to 1, "full" for the number part of the
+            softmax over the vocabulary.
+
+    Returns:
+        (value, weight), both f32[*B]: the penalty, exactly 0 where the weight is 0; and
+        what each counts.
+
+    Source: Regress, Don't Guess (ICML 2025), equation NTL-MSE; ntloss 0.3.2,
+    ``NTLossDotProduct``.
+    """
+    targets = number_targets(labels, vocab, weights, ignore_index=ignore_index)
+    q = number_probabilities(stats, targets, support)  # [*B, K]
+    low, high = jnp.min(vocab.values), jnp.max(vocab.values)
+    # Off the numbers a pair that the penalty must be able to take anyway, so that no
+    # pole or kink of a user's penalty makes a NaN there.
+    prediction = jnp.where(targets.mask, expected_value(q, vocab), high)  # [*B]
+    loss = penalty(prediction, jnp.where(targets.mask, targets.value, low))
+    worst = jnp.maximum(jnp.abs(penalty(low, high)), jnp.abs(penalty(high, low)))
+    return finish(loss, stats, targets, support=support, reweigh=reweigh, worst=worst)
+
+
+def expected_value(
+    q: Float32[Array, "*B K"], vocab: NumberVocab
+) -> Float32[Array, "*B"]:
+    """sum_k q_k v_k, in full float32 on every device.
+
+    Args:
+        q: probabilities [*B, K].
+        vocab: the number tokens.
+
+    Returns:
+        f32[*B], in the units of ``vocab.values``.
+    """
+    values = jnp.asarray(vocab.values)
+    return jnp.einsum("...k,k->...", q, values, precision=jax.lax.Precision.HIGHEST)
+
+
+def ntl_mse(
+    logits: Float[Array, "*B V"],
+    labels: Int[Array, "*B"],
+    vocab: NumberVocab,
+    **options,
+) -> Float32[Array, "..."]:
+    """NTL-MSE on logits: (sum_k q_k v_k - y)^2.
+
+    Args:
+        logits: [*B, V] of any floating dtype.
+        labels: token ids [*B].
+        vocab: the number tokens.
+        **options: those of `ntl_dot_product`, but for the penalty.
+
+    Returns:
+        float32, [*B] or a scalar, in squared units of ``vocab.values``.
+
+    >>> digits = {str(i): i for i in range(10)} | {"a": 10}
+    >>> vocab = NumberVocab.from_mapping(digits, vocab_size=11)
+    >>> print(ntl_mse(jnp.zeros((3, 11)), jnp.array([4, 0, 10]), vocab).round(3))
+    [ 0.25 20.25  0.  ]
+    """
+    return ntl_dot_product(logits, labels, vocab, penalty=squared, **options)
+
+
+def ntl_mae(
+    logits: Float[Array, "*B V"],
+    labels: Int[Array, "*B"],
+    vocab: NumberVocab,
+    **options,
+) -> Float32[Array, "..."]:
+    """NTL-MAE on logits: |sum_k q_k v_k - y|.
+
+    Args:
+        logits: [*B, V] of any floating dtype.
+        labels: token ids [*B].
+        vocab: the number tokens.
+        **options: those of `ntl_dot_product`, but for the penalty.
+
+    Returns:
+        float32, [*B] or a scalar, in the units of ``vocab.values``.
+    """
+    return ntl_dot_product(logits, labels, vocab, penalty=absolute, **options)
+
+
+def ntl_huber(
+    logits: Float[Array, "*B V"],
+    labels: Int[Array, "*B"],
+    vocab: NumberVocab,
+    *,
+    delta: float | Float32[Array, ""] = 1.0,
+    **options,
+) -> Float32[Array, "..."]:
+    """NTL-Huber on logits: `huber` of the expected number and the true one.
+
+    Args:
+        logits: [*B, V] of any floating dtype.
+        labels: token ids [*B].
+        vocab: the number tokens.
+        delta: where the penalty turns from square to straight, in the units of
+            ``vocab.values``.
+        **options: those of `ntl_dot_product`, but for the penalty.
+
+    Returns:
+        float32, [*B] or a scalar.
+    """
+    penalty = partial(huber, delta=delta)
+    return ntl_dot_product(logits, labels, vocab, penalty=penalty, **options)
+
+
+def ntl_mse_from_stats(
+    stats: NumberStats, labels: Int[Array, "*B"], vocab: NumberVocab, **options
+) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
+    """NTL-MSE; `ntl_dot_product_from_stats` with the squared penalty."""
+    return ntl_dot_product_from_stats(stats, labels, vocab, penalty=squared, **options)
+
+
+def ntl_mae_from_stats(
+    stats: NumberStats, labels: Int[Array, "*B"], vocab: NumberVocab, **options
+) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
+    """NTL-MAE; `ntl_dot_product_from_stats` with the absolute penalty."""
+    return ntl_dot_product_from_stats(stats, labels, vocab, penalty=absolute, **options)
+
+
+def ntl_huber_from_stats(
+    stats: NumberStats,
+    labels: Int[Array, "*B"],
+    vocab: NumberVocab,
+    *,
+    delta: float | Float32[Array, ""] = 1.0,
+    **options,
+) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
+    """NTL-Huber; `ntl_dot_product_from_stats` with the Huber penalty."""
+    penalty = partial(huber, delta=delta)
+    return ntl_dot_product_from_stats(stats, labels, vocab, penalty=penalty, **options)

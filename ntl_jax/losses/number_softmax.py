@@ -1,0 +1,102 @@
+"""The distribution over number tokens, and what the losses on it share."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float32
+
+from ntl_jax.losses.positions import NumberTargets
+from ntl_jax.losses.stats import NumberStats
+
+Support = Literal["numbers", "full"]
+
+# How much worse than the worst number it is to put all mass elsewhere: ntloss 0.3.2,
+# AbstractNTLoss.reweigh_fn.
+ELSEWHERE = 1.01
+
+
+def number_probabilities(
+    stats: NumberStats, targets: NumberTargets, support: Support
+) -> Float32[Array, "*B K"]:
+    """The probability of each number token.
+
+    Args:
+        stats: NumberStats over [*B].
+        targets: positions outside its mask get the uniform distribution, and no
+            gradient.
+        support: "numbers" for a softmax over the K number logits (sums to 1), "full"
+            for the number part of the softmax over all V columns (sums to the mass that
+            is on numbers, which is how the paper's equations read).
+
+    Returns:
+        f32[*B, K] in [0, 1].
+
+    Raises:
+        ValueError: for any other support.
+    """
+    mask = targets.mask[..., None]  # [*B, 1]
+    logits = jnp.where(mask, stats.number_logits, 0.0)  # [*B, K]
+    if support == "numbers":
+        return jax.nn.softmax(logits, axis=-1)
+    if support == "full":
+        lse = jnp.where(mask, stats.lse[..., None], jnp.log(logits.shape[-1]))
+        return jnp.exp(logits - lse)
+    raise ValueError(f"support must be 'numbers' or 'full', not {support!r}.")
+
+
+def log_number_mass(stats: NumberStats, targets: NumberTargets) -> Float32[Array, "*B"]:
+    """The log of the probability that is on number tokens, 0 outside the mask.
+
+    Args:
+        stats: NumberStats over [*B].
+        targets: which positions to look at.
+
+    Returns:
+        f32[*B], at most 0.
+    """
+    logits = jnp.where(targets.mask[..., None], stats.number_logits, 0.0)  # [*B, K]
+    on_numbers = jax.nn.logsumexp(logits, axis=-1)  # [*B]
+    everywhere = jnp.where(targets.mask, stats.lse, on_numbers)
+    return jnp.minimum(on_numbers - everywhere, 0.0)  # rounding can leave 1e-7 above
+
+
+def finish(
+    loss: Float32[Array, "*B"],
+    stats: NumberStats,
+    targets: NumberTargets,
+    *,
+    support: Support,
+    reweigh: bool,
+    worst: Float32[Array, ""],
+) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
+    """Reweighs a loss by the number mass where asked, and zeroes it off the numbers.
+
+    m loss + 1.01 worst (1 - m), where m is the softmax mass on number tokens
+
+    Args:
+        loss: [*B], the loss of each position.
+        stats: NumberStats over [*B].
+        targets: which positions count.
+        support: the support that the loss was made with.
+        reweigh: whether to charge for mass that is not on numbers.
+        worst: the largest loss that any two numbers can have.
+
+    Returns:
+        (value, weight), both f32[*B].
+
+    Raises:
+        ValueError: to reweigh under the full support, which holds the mass already.
+
+    Source: ntloss 0.3.2, ``AbstractNTLoss.reweigh_fn``.
+    """
+    if reweigh:
+        if support == "full":
+            raise ValueError(
+                "reweigh=True needs support='numbers': under support='full' the number "
+                "mass scales the loss already."
+            )
+        log_mass = log_number_mass(stats, targets)
+        elsewhere = -jnp.expm1(log_mass)
+        loss = jnp.exp(log_mass) * loss + ELSEWHERE * worst * elsewhere
+    return jnp.where(targets.mask, loss, 0.0), targets.weight

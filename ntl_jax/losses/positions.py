@@ -1,0 +1,111 @@
+"""Which positions a loss looks at, and how much each of them counts."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32
+
+from ntl_jax.number_vocab import NumberVocab
+
+
+class NumberTargets(NamedTuple):
+    """The number positions of a batch.
+
+    Attributes:
+        row: i32[*B], the label's place in ``vocab.token_ids``; 0 off the numbers.
+        value: f32[*B], what the label is worth; that of row 0 off the numbers.
+        weight: f32[*B], how much the position counts; 0 off the numbers.
+        mask: bool[*B], where the label is a number, is not ignored and has weight.
+    """
+
+    row: Int32[Array, "*B"]
+    value: Float32[Array, "*B"]
+    weight: Float32[Array, "*B"]
+    mask: Bool[Array, "*B"]
+
+
+def check_labels(logits: Array, labels: Array) -> None:
+    """Raises unless logits are floats, labels integers and the shapes go together."""
+    if not jnp.issubdtype(logits.dtype, jnp.floating):
+        raise TypeError(f"logits must be floating point, not {logits.dtype}.")
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise TypeError(f"labels must be integers, not {labels.dtype}.")
+    if logits.ndim == 0 or logits.shape[:-1] != labels.shape:
+        raise ValueError(
+            f"logits of shape {logits.shape} ask for labels of shape "
+            f"{logits.shape[:-1]}, not {labels.shape}."
+        )
+
+
+def token_weights(
+    labels: Int[Array, "*B"],
+    weights: Float[Array, "*B"] | Bool[Array, "*B"] | None = None,
+    *,
+    ignore_index: int = -100,
+) -> Float32[Array, "*B"]:
+    """How much each label counts: its weight, or 0 where it is ignored.
+
+    Args:
+        labels: token ids [*B].
+        weights: non-negative weights [*B]; 1 where None.
+        ignore_index: the label that counts nothing.
+
+    Returns:
+        f32[*B].
+
+    Raises:
+        ValueError: if weights and labels differ in shape.
+    """
+    kept = labels != ignore_index
+    if weights is None:
+        return kept.astype(jnp.float32)
+    if jnp.shape(weights) != labels.shape:
+        raise ValueError(
+            f"weights of shape {jnp.shape(weights)} do not match labels of shape "
+            f"{labels.shape}: give one weight a label."
+        )
+    return jnp.where(kept, jnp.asarray(weights).astype(jnp.float32), 0.0)
+
+
+def safe_labels(
+    labels: Int[Array, "*B"], vocab_size: int, *, ignore_index: int = -100
+) -> Int32[Array, "*B"]:
+    """Labels that can index V columns: ignored ones become 0, the rest are clipped.
+
+    Args:
+        labels: token ids [*B].
+        vocab_size: V.
+        ignore_index: the label that counts nothing.
+
+    Returns:
+        i32[*B] in [0, V).
+    """
+    clipped = jnp.clip(labels, 0, vocab_size - 1).astype(jnp.int32)
+    return jnp.where(labels == ignore_index, 0, clipped)
+
+
+def number_targets(
+    labels: Int[Array, "*B"],
+    vocab: NumberVocab,
+    weights: Float[Array, "*B"] | Bool[Array, "*B"] | None = None,
+    *,
+    ignore_index: int = -100,
+) -> NumberTargets:
+    """Looks up the labels that are numbers.
+
+    Args:
+        labels: token ids [*B].
+        vocab: the number tokens.
+        weights: non-negative weights [*B]; 1 where None.
+        ignore_index: the label that counts nothing, even where it is a number's id.
+
+    Returns:
+        NumberTargets over [*B].
+    """
+    weight = token_weights(labels, weights, ignore_index=ignore_index)
+    ids = safe_labels(labels, vocab.vocab_size, ignore_index=ignore_index)
+    row = jnp.asarray(vocab.row)[ids]
+    mask = (row >= 0) & (weight != 0)
+    row = jnp.maximum(row, 0)
+    value = jnp.asarray(vocab.values)[row]
+    return NumberTargets(row, value, jnp.where(mask, weight, 0.0), mask)

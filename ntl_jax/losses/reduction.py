@@ -1,0 +1,94 @@
+"""Sums and counts: the only way from losses a token to a loss a batch.
+
+Means over devices or micro-batches are made from sums and counts, never from means,
+because every part holds another number of numbers.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float32
+
+Reduction = Literal["mean", "sum"] | None
+
+
+class Term(NamedTuple):
+    """A weighted sum of token losses and the weight it is made of.
+
+    Attributes:
+        sum: f32[], sum_i w_i l_i.
+        count: f32[], sum_i w_i.
+    """
+
+    sum: Float32[Array, ""]
+    count: Float32[Array, ""]
+
+    @property
+    def mean(self) -> Float32[Array, ""]:
+        """sum / count, or 0 where the count is 0."""
+        empty = self.count == 0
+        return jnp.where(empty, 0.0, self.sum / jnp.where(empty, 1.0, self.count))
+
+
+def weighted_sum_and_count(
+    value: Float32[Array, "*B"], weight: Float32[Array, "*B"]
+) -> Term:
+    """Adds up token losses and their weights.
+
+    Args:
+        value: losses [*B].
+        weight: non-negative weights [*B].
+
+    Returns:
+        Term(sum_i w_i l_i, sum_i w_i), float32 scalars.
+
+    >>> weighted_sum_and_count(jnp.array([2.0, 4.0]), jnp.array([1.0, 0.5]))
+    Term(sum=Array(4., dtype=float32), count=Array(1.5, dtype=float32))
+    """
+    return Term(jnp.sum(value * weight), jnp.sum(weight))
+
+
+def weighted_mean(
+    value: Float32[Array, "*B"], weight: Float32[Array, "*B"]
+) -> Float32[Array, ""]:
+    """The weighted mean of token losses, 0 (with gradient 0) where no token counts.
+
+    Args:
+        value: losses [*B].
+        weight: non-negative weights [*B].
+
+    Returns:
+        sum_i w_i l_i / sum_i w_i, a float32 scalar.
+
+    >>> float(weighted_mean(jnp.array([2.0, 5.0]), jnp.array([1.0, 0.5])))
+    3.0
+    >>> float(weighted_mean(jnp.array([2.0, 5.0]), jnp.zeros(2)))
+    0.0
+    """
+    return weighted_sum_and_count(value, weight).mean
+
+
+def reduce_tokens(
+    value: Float32[Array, "*B"], weight: Float32[Array, "*B"], reduction: Reduction
+) -> Float32[Array, "..."]:
+    """Applies the ``reduction`` argument of the losses on logits.
+
+    Args:
+        value: losses [*B].
+        weight: non-negative weights [*B].
+        reduction: None for the weighted token losses [*B], "sum" for their sum, "mean"
+            for the sum over the sum of the weights.
+
+    Returns:
+        float32, [*B] or a scalar.
+
+    Raises:
+        ValueError: for any other reduction.
+    """
+    if reduction is None:
+        return value * weight
+    if reduction == "sum":
+        return weighted_sum_and_count(value, weight).sum
+    if reduction == "mean":
+        return weighted_mean(value, weight)
+    raise ValueError(f"reduction must be None, 'mean' or 'sum', not {reduction!r}.")
