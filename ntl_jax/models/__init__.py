@@ -53,7 +53,8 @@ def bind(config: T5Config, params: Params) -> T5:
         params: a tree laid out as `init_params` gives it.
 
     Returns:
-        An NNX module whose leaves are `params`' arrays, not copies.
+        An NNX module whose leaves are `params`' arrays, not copies; NumPy arrays go to
+        the default device.
 
     Raises:
         ValueError: the tree has other leaves, or other shapes, than the config.
@@ -72,7 +73,7 @@ def bind(config: T5Config, params: Params) -> T5:
             "parameters do not fit the config they are bound to: " + "; ".join(wrong)
         )
     state = jax.tree.map(lambda leaf: leaf, shapes)
-    nnx.replace_by_pure_dict(state, params)
+    nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, params))
     return nnx.merge(graph, state)
 
 

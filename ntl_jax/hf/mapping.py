@@ -1,0 +1,197 @@
+"""Strict two-way tables between Hugging Face checkpoints and parameter trees.
+
+A table is a list of `Rule`s. Reading fills every parameter exactly once from named
+tensors, and every tensor of a checkpoint is either used, a known duplicate of another,
+or on the table's ignore list; writing walks the same rules the other way.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+
+Tree = dict  # nested dicts with arrays at the leaves
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One parameter and the checkpoint tensors that it is made of.
+
+    Attributes:
+        path: the parameter's path, joined by "/".
+        key: the tensor's name; `{}` stands for the layer's number.
+        layers: how many layers are stacked in the parameter; None for no stack.
+        transpose: whether the file keeps [out, in] where the parameter is [in, out].
+    """
+
+    path: str
+    key: str
+    layers: int | None = None
+    transpose: bool = False
+
+    def names(self) -> list[str]:
+        """Names of the tensors, in the order in which they are stacked."""
+        if self.layers is None:
+            return [self.key]
+        return [self.key.format(layer) for layer in range(self.layers)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """All rules of one model, with what a checkpoint may hold besides.
+
+    Attributes:
+        rules: one a parameter.
+        duplicates: tensor names that may repeat another tensor: {copy: original}.
+        ignored: regular expressions, matched in full, of tensors without a use.
+    """
+
+    rules: tuple[Rule, ...]
+    duplicates: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+
+
+class CheckpointError(ValueError):
+    """A checkpoint and a model disagree; the message lists every disagreement."""
+
+
+def flatten(tree: Tree) -> dict[str, np.ndarray]:
+    """A nested dict of arrays as {path joined by "/": array}."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(k, simple=True, separator="/"): v for k, v in leaves}
+
+
+def unflatten(flat: Mapping[str, np.ndarray]) -> Tree:
+    """The inverse of `flatten`.
+
+    >>> unflatten({"a/b": 1, "a/c": 2})
+    {'a': {'b': 1, 'c': 2}}
+    """
+    tree: Tree = {}
+    for path, leaf in flat.items():
+        *parents, name = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = leaf
+    return tree
+
+
+def read_params(
+    table: Table, names: list[str], read: Callable[[str], np.ndarray], shapes: Tree
+) -> Tree:
+    """Parameters made from named tensors.
+
+    Args:
+        table: the model's table.
+        names: every tensor name of the checkpoint.
+        read: gives a tensor by its name.
+        shapes: the parameter tree with anything that has a `.shape` at its leaves.
+
+    Returns:
+        A tree like `shapes` of contiguous float32 NumPy arrays.
+
+    Raises:
+        CheckpointError: tensors are missing, unknown, misshapen or of a type that is
+            no float, or copies differ from their originals; all are listed.
+    """
+    want = {path: tuple(leaf.shape) for path, leaf in flatten(shapes).items()}
+    problems = _table_problems(table, want) + _name_problems(table, names)
+    params, present = {}, set(names)
+    for rule in table.rules:
+        if rule.path not in want or not present.issuperset(rule.names()):
+            continue  # both are listed already
+        leaf = np.empty(want[rule.path], np.float32)
+        for index, key in enumerate(rule.names()):
+            part = leaf if rule.layers is None else leaf[index]
+            tensor = read(key)
+            if not _is_float(tensor.dtype):
+                problems.append(f"{key} holds {tensor.dtype}, not floating point")
+                continue
+            tensor = tensor.T if rule.transpose else tensor
+            if tensor.shape != part.shape:
+                problems.append(
+                    f"{key} is {_file_shape(rule, tensor.shape)}, "
+                    f"the config asks for {_file_shape(rule, part.shape)}"
+                )
+                continue
+            part[...] = tensor
+        params[rule.path] = leaf
+    for copy, original in table.duplicates.items():
+        if {copy, original} <= present and not same_values(read(copy), read(original)):
+            problems.append(f"{copy} is tied to {original} but differs from it")
+    if problems:
+        raise CheckpointError(_listing(problems))
+    return unflatten(params)
+
+
+def write_tensors(table: Table, params: Tree) -> dict[str, np.ndarray]:
+    """Named tensors made from parameters: `read_params` the other way.
+
+    Args:
+        table: the model's table.
+        params: a tree of arrays.
+
+    Returns:
+        {tensor name: contiguous float32 array}, duplicates left out.
+
+    Raises:
+        CheckpointError: the tree lacks a parameter of the table, has one that the
+            table does not know, or stacks another number of layers.
+    """
+    flat = flatten(params)
+    problems = _table_problems(table, {k: tuple(v.shape) for k, v in flat.items()})
+    if problems:
+        raise CheckpointError(_listing(problems))
+    tensors = {}
+    for rule in table.rules:
+        leaf = np.asarray(flat[rule.path], np.float32)
+        parts = [leaf] if rule.layers is None else list(leaf)
+        for key, part in zip(rule.names(), parts, strict=True):
+            # safetensors writes the memory as it lies: a view would be scrambled.
+            tensors[key] = np.ascontiguousarray(part.T if rule.transpose else part)
+    return tensors
+
+
+def _table_problems(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    paths = [rule.path for rule in table.rules]
+    problems = [f"two rules fill {p}" for p in sorted(set(paths)) if paths.count(p) > 1]
+    problems += [
+        f"no rule for parameter {path}" for path in shapes if path not in paths
+    ]
+    problems += [f"no parameter {path}" for path in paths if path not in shapes]
+    for rule in table.rules:
+        shape = shapes.get(rule.path)
+        if shape and rule.layers is not None and shape[0] != rule.layers:
+            problems.append(f"{rule.path} stacks {shape[0]} layers, not {rule.layers}")
+    return problems
+
+
+def _name_problems(table: Table, names: list[str]) -> list[str]:
+    used = {key for rule in table.rules for key in rule.names()}
+    problems = [f"missing tensor {key}" for key in sorted(used.difference(names))]
+    for name in sorted(set(names) - used - set(table.duplicates)):
+        if not any(re.fullmatch(pattern, name) for pattern in table.ignored):
+            problems.append(f"unknown tensor {name}")
+    return problems
+
+
+def _is_float(dtype: np.dtype) -> bool:
+    return jax.numpy.issubdtype(dtype, jax.numpy.floating)
+
+
+def same_values(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two tensors hold the same numbers, whatever types they are stored in."""
+    return a.shape == b.shape and np.array_equal(
+        a.astype(np.float32), b.astype(np.float32)
+    )
+
+
+def _file_shape(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(reversed(shape)) if rule.transpose else tuple(shape)
+
+
+def _listing(problems: list[str]) -> str:
+    return f"{len(problems)} problem(s):" + "".join(f"\n  - {p}" for p in problems)
