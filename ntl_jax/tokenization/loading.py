@@ -1,0 +1,57 @@
+"""A tokenizer by name: built in, from a folder, or from the Hugging Face hub."""
+
+import pathlib
+
+from ntl_jax.tokenization.builtin import builtin_tokenizer
+from ntl_jax.tokenization.digits import DigitTokenizer
+from ntl_jax.tokenization.hugging_face import Tokenizer, from_transformers
+
+
+def load_tokenizer(name: str, *, split_digits: bool = True) -> Tokenizer:
+    """Loads a tokenizer.
+
+    Args:
+      name: ``"builtin"``; a local folder (or one with a leading ``~``) that
+        `transformers` can read; or a hub id such as ``"google-t5/t5-small"``.
+      split_digits: whether numbers become single digits. The built-in tokenizer knows
+        nothing else.
+
+    Returns:
+      A tokenizer whose every encoded text ends with end-of-sequence.
+
+    Raises:
+      ValueError: there is no such folder or hub id, or the hub cannot be reached.
+      ImportError: a folder or hub id needs `transformers`, which is not installed.
+
+    Example:
+      >>> len(load_tokenizer("builtin"))
+      512
+    """
+    if name == "builtin":
+        return builtin_tokenizer()
+    folder = pathlib.Path(name).expanduser()
+    is_local = folder.exists()
+    if not is_local and (folder.is_absolute() or name.startswith(("~", "."))):
+        raise ValueError(f"no tokenizer folder {name!r}; check the path")
+    if is_local and not folder.is_dir():
+        raise ValueError(
+            f"{name!r} is a file; name the folder of the tokenizer's files"
+        )
+
+    from transformers import AutoTokenizer  # slow to import, and optional
+
+    try:
+        base = AutoTokenizer.from_pretrained(
+            str(folder) if is_local else name, local_files_only=is_local
+        )
+    # transformers and its hub client raise these for whatever they could not load.
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        place = "folder" if is_local else "hub id"
+        raise ValueError(
+            f"cannot load a tokenizer from the {place} {name!r} ({reason}); name "
+            "'builtin', a folder with tokenizer.json and tokenizer_config.json, or an "
+            "id that exists on the hub"
+        ) from error
+    wrapped = from_transformers(base)
+    return DigitTokenizer(wrapped) if split_digits else wrapped

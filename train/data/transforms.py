@@ -1,0 +1,168 @@
+"""Rows of text to compact arrays of token ids, and those to padded batches."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from ntl_jax.tokenization.hugging_face import Tokenizer
+from train.data.sources import DataError, Row
+
+IGNORE_INDEX = -100
+_ROWS_AT_ONCE = 8192  # bounds the Python lists that live beside the arrays
+_MULTIPLE = 8  # lengths are rounded up to it: few shapes, and aligned ones
+
+Batch = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ragged:
+    """Rows of different lengths, end to end: row i is values[offsets[i]:offsets[i+1]].
+
+    Args:
+      values: i32[total].
+      offsets: i64[N + 1], from 0 to total.
+    """
+
+    values: np.ndarray
+    offsets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    def longest(self) -> int:
+        """Length of the longest row."""
+        return int(np.diff(self.offsets).max())
+
+    def pad(self, rows: np.ndarray, length: int, fill: int) -> tuple:
+        """Rows [B] as i32[B, length], filled up, and a bool[B, length] of real ones."""
+        starts = self.offsets[rows]
+        sizes = self.offsets[rows + 1] - starts
+        columns = np.arange(length)
+        mask = columns < sizes[:, None]  # [B, length]
+        positions = np.minimum(starts[:, None] + columns, len(self.values) - 1)
+        return np.where(mask, self.values[positions], np.int32(fill)), mask
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenizedDataset:
+    """N questions and answers as token ids, in host memory.
+
+    Args:
+      sources: ids of the questions, end-of-sequence last.
+      targets: ids of the answers, end-of-sequence last.
+      pad_token_id: what fills questions up.
+      source_length: S, the padded length of questions [tokens].
+      target_length: T, the padded length of answers [tokens].
+      truncated_sources: how many questions were too long and were cut.
+      truncated_targets: how many answers were.
+    """
+
+    sources: Ragged
+    targets: Ragged
+    pad_token_id: int
+    source_length: int
+    target_length: int
+    truncated_sources: int
+    truncated_targets: int
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def batch(self, rows: np.ndarray) -> Batch:
+        """The rows [B] as a padded batch.
+
+        Returns:
+          ``input_ids`` i32[B, S], ``attention_mask`` bool[B, S], and ``labels``
+          i32[B, T] with -100 after the end-of-sequence token.
+        """
+        input_ids, mask = self.sources.pad(rows, self.source_length, self.pad_token_id)
+        labels, _ = self.targets.pad(rows, self.target_length, IGNORE_INDEX)
+        return {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
+
+
+def tokenize_rows(
+    rows: Sequence[Row],
+    tokenizer: Tokenizer,
+    *,
+    max_source_length: int,
+    max_target_length: int,
+    vocab_size: int | None = None,
+) -> TokenizedDataset:
+    """Tokenises every row once.
+
+    What is too long loses its end, but keeps the end-of-sequence token. S and T are the
+    longest rows after that, rounded up to a multiple of 8.
+
+    Args:
+      rows: N rows, at least one.
+      tokenizer: whose `encode_batch` ends each text with end-of-sequence.
+      max_source_length: questions keep at most so many tokens.
+      max_target_length: answers keep at most so many tokens.
+      vocab_size: the model's number of logit columns; every id must be below it.
+
+    Raises:
+      DataError: no rows, a maximum below 1, or an id outside the vocabulary.
+    """
+    if not len(rows):
+        raise DataError("no rows to tokenise; check the files and train_size/eval_size")
+    for name, length in (
+        ("max_source_length", max_source_length),
+        ("max_target_length", max_target_length),
+    ):
+        if length < 1:
+            raise DataError(f"{name} must be at least 1, got {length}")
+    sources, cut_sources = _encode(rows, "question", tokenizer, max_source_length)
+    targets, cut_targets = _encode(rows, "answer", tokenizer, max_target_length)
+    if vocab_size is not None:
+        for name, ragged in (("question", sources), ("answer", targets)):
+            _check_range(name, ragged, vocab_size)
+    return TokenizedDataset(
+        sources=sources,
+        targets=targets,
+        pad_token_id=tokenizer.pad_token_id,
+        source_length=_round_up(sources.longest()),
+        target_length=_round_up(targets.longest()),
+        truncated_sources=cut_sources,
+        truncated_targets=cut_targets,
+    )
+
+
+def _encode(
+    rows: Sequence[Row], key: str, tokenizer: Tokenizer, max_length: int
+) -> tuple[Ragged, int]:
+    """Ids of one column, cut to max_length; and how many rows were cut."""
+    chunks, lengths, cut = [], [], 0
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        stop = min(start + _ROWS_AT_ONCE, len(rows))
+        texts = [rows[row][key] for row in range(start, stop)]
+        encoded = tokenizer.encode_batch(texts)
+        for ids in encoded:
+            if len(ids) > max_length:
+                ids[max_length - 1 :] = [tokenizer.eos_token_id]
+                cut += 1
+        lengths.extend(map(len, encoded))
+        flat = [token_id for ids in encoded for token_id in ids]
+        chunks.append(np.array(flat, np.int32))
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return Ragged(np.concatenate(chunks), offsets), cut
+
+
+def _check_range(name: str, ragged: Ragged, vocab_size: int) -> None:
+    low, high = int(ragged.values.min()), int(ragged.values.max())
+    if low < 0 or high >= vocab_size:
+        bad = low if low < 0 else high
+        where = int(np.flatnonzero(ragged.values == bad)[0])
+        row = int(np.searchsorted(ragged.offsets, where, side="right")) - 1
+        raise DataError(
+            f"the {name} of row {row} has token id {bad}, outside 0..{vocab_size - 1}: "
+            "the model's vocabulary is smaller than the tokenizer's; use the tokenizer "
+            "that belongs to the model"
+        )
+
+
+def _round_up(length: int) -> int:
+    return -(-length // _MULTIPLE) * _MULTIPLE
