@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ntl_jax.hf.mapping import Rule, Table, same_values
-from ntl_jax.models.t5 import T5Config
+from ntl_jax.models.t5_config import T5Config
 
 _BLOCK = "{stack}.block.{{}}.layer.{place}."
 _SHARED, _HEAD = "shared.weight", "lm_head.weight"
@@ -37,9 +37,10 @@ def table(config: T5Config) -> Table:
     rules = [Rule("shared/embedding", _SHARED)]
     rules += _stack_rules("encoder", config.num_layers, config.gated)
     rules += _stack_rules("decoder", config.num_decoder_layers, config.gated)
-    copies = dict.fromkeys(
-        ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), _SHARED
-    )
+    copies: dict[str, str] = {
+        "encoder.embed_tokens.weight": _SHARED,
+        "decoder.embed_tokens.weight": _SHARED,
+    }
     if config.tie_word_embeddings:
         copies[_HEAD] = _SHARED
     else:

@@ -13,8 +13,9 @@ from flax import nnx
 from jaxtyping import Array, Int, Key, PyTree
 
 from ntl_jax.models.t5 import T5 as T5
-from ntl_jax.models.t5 import T5Config as T5Config
+from ntl_jax.models.t5_config import T5Config as T5Config
 
+_MODULES: dict[type, type[T5]] = {T5Config: T5}
 Params = dict[str, "Params | Array"]
 
 
@@ -35,13 +36,13 @@ def init_params(config: T5Config, key: Key[Array, ""]) -> Params:
     >>> params["encoder"]["layers"]["attention"]["q"]["kernel"].shape
     (6, 8, 8)
     """
-    model = config.module(config, nnx.Rngs(params=key))
+    model = _MODULES[type(config)](config, nnx.Rngs(params=key))
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 
 @lru_cache(maxsize=64)
 def _skeleton(config: T5Config) -> tuple[nnx.GraphDef, nnx.State]:
-    build = nnx.eval_shape(lambda: config.module(config, nnx.Rngs(params=0)))
+    build = nnx.eval_shape(lambda: _MODULES[type(config)](config, nnx.Rngs(params=0)))
     return nnx.split(build)
 
 

@@ -1,0 +1,116 @@
+"""T5's sizes and options, with one classmethod a released size."""
+
+import dataclasses
+
+ACTIVATIONS = ("relu", "gelu_new", "silu")
+
+
+@dataclasses.dataclass(frozen=True)
+class T5Config:
+    """Sizes and options of a T5; field names as in Hugging Face's config.json."""
+
+    vocab_size: int = 32128  # the checkpoints' rows, more than the tokenizer's 32100
+    d_model: int = 512
+    d_kv: int = 64  # head dim; not d_model / num_heads (3B: 128)
+    d_ff: int = 2048
+    num_layers: int = 6
+    num_decoder_layers: int = 6
+    num_heads: int = 8
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    dropout_rate: float = 0.1
+    layer_norm_epsilon: float = 1e-6
+    initializer_factor: float = 1.0
+    feed_forward_proj: str = "relu"
+    tie_word_embeddings: bool = True
+    scale_decoder_outputs: bool = True  # by d_model**-0.5, before the head
+    pad_token_id: int = 0
+    eos_token_id: int = 1
+    decoder_start_token_id: int = 0
+    dtype: str = "float32"  # of activations; parameters are always float32
+    unroll_layers: bool = False  # slower to compile, at times faster to run
+    remat: bool = False  # recompute each layer in the backward pass
+
+    def __post_init__(self):
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(
+                f"dtype is {self.dtype!r}; choose 'float32' or 'bfloat16' "
+                "(T5's activations exceed float16's range)"
+            )
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(
+                f"feed_forward_proj is {self.feed_forward_proj!r}; choose one of "
+                f"{list(ACTIVATIONS)}, or one of them after 'gated-'"
+            )
+        if not 0.0 <= self.dropout_rate < 1.0:
+            raise ValueError(f"dropout_rate is {self.dropout_rate}, outside [0, 1)")
+
+    @property
+    def gated(self) -> bool:
+        """Whether the feed-forward layer multiplies two projections."""
+        return self.feed_forward_proj.startswith("gated-")
+
+    @property
+    def activation(self) -> str:
+        """Name of the feed-forward layer's activation."""
+        name = self.feed_forward_proj.removeprefix("gated-")
+        # In T5's configs "gated-gelu" has always meant the tanh approximation.
+        return "gelu_new" if self.gated and name == "gelu" else name
+
+    @classmethod
+    def small(cls, **changes) -> "T5Config":
+        """t5-small: 60,506,624 parameters."""
+        return cls(**changes)
+
+    @classmethod
+    def base(cls, **changes) -> "T5Config":
+        """t5-base: 222,903,552 parameters."""
+        return cls(**_sizes(768, 64, 3072, 12, 12) | changes)
+
+    @classmethod
+    def large(cls, **changes) -> "T5Config":
+        """t5-large: 737,668,096 parameters."""
+        return cls(**_sizes(1024, 64, 4096, 24, 16) | changes)
+
+    @classmethod
+    def t5_3b(cls, **changes) -> "T5Config":
+        """t5-3b: 2,851,598,336 parameters."""
+        return cls(**_sizes(1024, 128, 16384, 24, 32) | changes)
+
+    @classmethod
+    def v1_1_small(cls, **changes) -> "T5Config":
+        """t5-v1_1-small and flan-t5-small: 76,961,152 parameters."""
+        return cls(**_sizes(512, 64, 1024, 8, 6) | _V1_1 | changes)
+
+    @classmethod
+    def v1_1_base(cls, **changes) -> "T5Config":
+        """t5-v1_1-base and flan-t5-base: 247,577,856 parameters."""
+        return cls(**_sizes(768, 64, 2048, 12, 12) | _V1_1 | changes)
+
+    @classmethod
+    def v1_1_large(cls, **changes) -> "T5Config":
+        """t5-v1_1-large and flan-t5-large: 783,150,080 parameters."""
+        return cls(**_sizes(1024, 64, 2816, 24, 16) | _V1_1 | changes)
+
+    @classmethod
+    def v1_1_xl(cls, **changes) -> "T5Config":
+        """t5-v1_1-xl and flan-t5-xl: 2,849,757,184 parameters."""
+        return cls(**_sizes(2048, 64, 5120, 24, 32) | _V1_1 | changes)
+
+
+_V1_1 = {
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,
+    "scale_decoder_outputs": False,
+}
+
+
+def _sizes(d_model, d_kv, d_ff, layers, heads) -> dict:
+    return {
+        "d_model": d_model,
+        "d_kv": d_kv,
+        "d_ff": d_ff,
+        "num_layers": layers,
+        "num_decoder_layers": layers,
+        "num_heads": heads,
+    }
