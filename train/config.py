@@ -26,7 +26,11 @@ class DataConfig:
     train_size: int | None = None
     """Train on this many rows (arithmetic generates them); None takes all."""
     eval_size: int | None = None
-    """Evaluate on the first so many rows of each evaluation set; None takes all."""
+    """Evaluate on so many rows of each evaluation set, its first ones (mathematics:
+    of each module); None takes all."""
+    validation_fraction: float = 0.0
+    """gsm8k, jsonl: this share of the training rows is held out as the evaluation set
+    "validation" (the paper: 0.15 of GSM8K)."""
     max_operand: int = 99
     """arithmetic: operands are 0..max_operand; extrapolation goes beyond."""
     seed: int = 0

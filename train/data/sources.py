@@ -1,17 +1,19 @@
 """Rows of questions and answers: generated, or read from files."""
 
+import codecs
 import gzip
 import json
 import os
 import pathlib
 import re
+import zlib
 from typing import Literal
 
 import numpy as np
 
 from ntl_jax.number_grammar import clean_numbers
+from train.data.rows import LineRows, Row
 
-Row = dict[str, str]
 Split = Literal["train", "interpolation", "extrapolation"]
 
 _TEMPLATES = (
@@ -101,7 +103,7 @@ def _is_held_out(pairs: np.ndarray) -> np.ndarray:
     return x % np.uint64(_HELD_OUT) == 0
 
 
-def read_mathematics(path: str | os.PathLike) -> list[Row]:
+def read_mathematics(path: str | os.PathLike) -> LineRows:
     """Reads a module of DeepMind's mathematics dataset: question and answer lines.
 
     Args:
@@ -114,14 +116,14 @@ def read_mathematics(path: str | os.PathLike) -> list[Row]:
     Source: Saxton et al., *Analysing Mathematical Reasoning Abilities of Neural
     Models* (2019), release v1.0.
     """
-    lines = _read_lines(path)
-    if len(lines) % 2:
+    block = _read_text(path)
+    lines = block.count(b"\n") + (not block.endswith(b"\n"))
+    if lines % 2:
         raise DataError(
-            f"{path}: {len(lines)} lines, an odd number: the question in line "
-            f"{len(lines)} has no answer line; complete the file"
+            f"{path}: {lines} lines, an odd number: the question in line {lines} has "
+            "no answer line; complete the file"
         )
-    pairs = zip(lines[::2], lines[1::2], strict=True)
-    return [{"question": q.strip(), "answer": a.strip()} for q, a in pairs]
+    return LineRows.from_block(block)
 
 
 def read_jsonl(path: str | os.PathLike) -> list[Row]:
@@ -136,7 +138,7 @@ def read_jsonl(path: str | os.PathLike) -> list[Row]:
         with both keys as strings.
     """
     rows = []
-    for number, line in enumerate(_read_lines(path), start=1):
+    for number, line in enumerate(_read_text(path).split(b"\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -191,16 +193,29 @@ def clean_gsm8k(row: Row) -> Row:
     }
 
 
-def _read_lines(path: str | os.PathLike) -> list[str]:
-    """Lines of a UTF-8 text file, gzipped where its name ends in .gz."""
+def find_file(folder: str | os.PathLike, name: str) -> pathlib.Path:
+    """The file of that name in a folder, or its gzipped twin.
+
+    Raises:
+      DataError: neither is there.
+    """
+    path = pathlib.Path(folder) / name
+    for candidate in (path, path.with_name(name + ".gz")):
+        if candidate.is_file():
+            return candidate
+    raise DataError(f"{path}: no such file, nor {name}.gz; check the raw data folder")
+
+
+def _read_text(path: str | os.PathLike) -> bytes:
+    """A valid UTF-8 text, gunzipped where the file's name ends in .gz."""
     path = pathlib.Path(path)
     if not path.is_file():
-        raise DataError(f"{path}: no such file; check the path or the raw data folder")
+        raise DataError(f"{path}: no such file; check the path")
+    data = path.read_bytes()
     try:
-        data = path.read_bytes()
         data = gzip.decompress(data) if path.suffix == ".gz" else data
-        text = data.decode("utf-8-sig")
-    except (gzip.BadGzipFile, EOFError) as error:
+        data.decode()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(
             f"{path}: no complete gzip file ({error}); fetch it again"
         ) from error
@@ -210,7 +225,7 @@ def _read_lines(path: str | os.PathLike) -> list[str]:
             f"{path}, line {line}: byte {data[error.start]:#04x} is no UTF-8; save the "
             "file as UTF-8"
         ) from error
-    if not text.strip():
+    data = data.removeprefix(codecs.BOM_UTF8)
+    if not data.strip():
         raise DataError(f"{path}: the file is empty; it needs at least one row")
-    lines = text.split("\n")
-    return lines[:-1] if lines[-1] == "" else lines
+    return data

@@ -137,9 +137,8 @@ def _encode(
     """Ids of one column, cut to max_length; and how many rows were cut."""
     chunks, lengths, cut = [], [], 0
     for start in range(0, len(rows), _ROWS_AT_ONCE):
-        stop = min(start + _ROWS_AT_ONCE, len(rows))
-        texts = [rows[row][key] for row in range(start, stop)]
-        encoded = tokenizer.encode_batch(texts)
+        chunk = rows[start : start + _ROWS_AT_ONCE]
+        encoded = tokenizer.encode_batch([row[key] for row in chunk])
         for ids in encoded:
             if len(ids) > max_length:
                 ids[max_length - 1 :] = [tokenizer.eos_token_id]
