@@ -1,7 +1,11 @@
 """Frozen dataclasses that describe a run; every field is a command-line flag."""
 
 import dataclasses
+import math
 from typing import Literal
+
+from ntl_jax.losses import Objective
+from ntl_jax.models import T5Config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,3 +45,201 @@ class DataConfig:
     """Longer questions are truncated, and counted [tokens]."""
     max_target_length: int = 512
     """Longer answers are truncated, and counted [tokens]."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LossConfig:
+    """Coefficients of the objective; a term that is None costs nothing."""
+
+    ce: float | None = 1.0
+    """Cross entropy."""
+    was: float | None = None
+    """Number token loss, Wasserstein form (the paper's lambda is 0.3)."""
+    mse: float | None = None
+    """Number token loss, squared error of the expected value."""
+    mae: float | None = None
+    """Number token loss, absolute error of the expected value."""
+    huber: float | None = None
+    """Number token loss, Huber error of the expected value."""
+    huber_delta: float = 1.0
+    """Where Huber's quadratic part ends [number value]."""
+    reweigh: bool = False
+    """Charge number losses for mass off the number tokens, as ntloss does."""
+    support: Literal["numbers", "full"] = "numbers"
+    """Softmax of the number losses: over number tokens, or over all tokens."""
+    denominator: Literal["numbers", "all"] = "numbers"
+    """What number losses are averaged over: number labels, or all labels."""
+    label_smoothing: float = 0.0
+    """Share of the cross entropy's target spread over the vocabulary."""
+    z_loss: float = 0.0
+    """Coefficient of the squared log-normaliser."""
+
+    def objective(self) -> Objective:
+        """The objective that these coefficients describe."""
+        return Objective(**dataclasses.asdict(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW with clipping, warm-up and a schedule (the paper's by default)."""
+
+    learning_rate: float = 1e-4
+    """Peak learning rate."""
+    schedule: Literal["constant", "cosine", "linear", "plateau"] = "constant"
+    """After warm-up. plateau: multiplied by plateau_factor when the evaluation loss
+    has not improved for plateau_patience evaluations."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly from 0."""
+    final_fraction: float = 0.0
+    """cosine, linear: the last learning rate as a share of the peak."""
+    plateau_factor: float = 0.5
+    """plateau: what the learning rate is multiplied by."""
+    plateau_patience: int = 5
+    """plateau: evaluations without improvement that are borne, as in PyTorch."""
+    b1: float = 0.9
+    """Decay of the first moment."""
+    b2: float = 0.999
+    """Decay of the second moment."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay; never on norms, biases and relative-position biases."""
+    clip_norm: float | None = 1.0
+    """Largest global gradient norm; None does not clip."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """How many devices each mesh axis takes; -1 takes all that are left."""
+
+    data: int = -1
+    """Replicas of the parameters, each with its share of the batch."""
+    fsdp: int = 1
+    """Shards of parameters and optimizer state that also share out the batch."""
+    tensor: int = 1
+    """Shards of heads, feed-forward units and vocabulary."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """Evaluation: teacher-forced losses, then greedy decoding and number metrics."""
+
+    every: int | None = None
+    """Steps between evaluations; None evaluates only at the end."""
+    batch_size: int = 64
+    """Questions a decoding step, over all devices."""
+    max_new_tokens: int = 32
+    """Longest answer that is generated [tokens]."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """A whole run: `python -m train PRESET --field value`."""
+
+    name: str
+    """Names the run folder."""
+    data: DataConfig = DataConfig()
+    model: T5Config = dataclasses.field(default_factory=T5Config.small)
+    loss: LossConfig = LossConfig(was=0.3)
+    optimizer: OptimizerConfig = OptimizerConfig()
+    mesh: MeshConfig = MeshConfig()
+    evaluation: EvalConfig = EvalConfig()
+    tokenizer: str = "builtin"
+    """builtin, a folder, or a Hugging Face hub id."""
+    split_digits: bool = True
+    """Split every multi-digit piece into single digits."""
+    number_policy: Literal["digits", "numbers", "ntloss"] = "digits"
+    """Which tokens count as numbers."""
+    allow_low_coverage: bool = False
+    """Train although under half of the digits in the answers land on number tokens."""
+    init_from: str | None = None
+    """Start from this Hugging Face checkpoint (folder or hub id). Its config replaces
+    `model`, except for dropout and compute dtype; its tokenizer is used where
+    `tokenizer` is builtin."""
+    cross_entropy_baseline: bool = False
+    """Train a second model with cross entropy alone, on the same data, seed and
+    tokenizer, and print both side by side."""
+    steps: int = 1000
+    """Optimizer steps."""
+    log_every: int = 50
+    """Steps between rows of metrics.jsonl."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints; None saves only the last step."""
+    keep_checkpoints: int = 2
+    """Checkpoints kept on disk."""
+    seed: int = 0
+    """Initialisation and dropout."""
+    run_dir: str | None = None
+    """Where everything is written (default: runs/NAME, numbered if it exists)."""
+    resume: bool = False
+    """Continue the newest run of this name, or the one in run_dir, to the last bit."""
+
+    def validate(self, num_devices: int) -> None:
+        """Raises ConfigError where fields contradict each other or the machine."""
+        _check(self.steps >= 1, f"--steps is {self.steps}: give at least 1.")
+        _check(self.log_every >= 1, f"--log-every is {self.log_every}: at least 1.")
+        for flag, every in (
+            ("--checkpoint-every", self.checkpoint_every),
+            ("--evaluation.every", self.evaluation.every),
+        ):
+            _check(every is None or every >= 1, f"{flag} is {every}: give 1 or more.")
+        _check(
+            self.keep_checkpoints >= 1,
+            f"--keep-checkpoints is {self.keep_checkpoints}: at least one is needed.",
+        )
+        terms = {name: getattr(self.loss, name) for name in ("ce", *NUMBER_TERMS)}
+        _check(
+            any(value is not None for value in terms.values()),
+            f"every loss term is None ({', '.join(terms)}): set one, e.g. --loss.ce 1.",
+        )
+        _check(
+            self.optimizer.schedule != "plateau" or self.evaluation.every is not None,
+            "--optimizer.schedule plateau follows the evaluation loss: set "
+            "--evaluation.every too.",
+        )
+        _check(
+            self.optimizer.warmup_steps < self.steps,
+            f"--optimizer.warmup-steps {self.optimizer.warmup_steps} leaves nothing of "
+            f"--steps {self.steps}.",
+        )
+        self._validate_mesh(num_devices)
+
+    def _validate_mesh(self, num_devices: int) -> None:
+        shape = mesh_shape(self.mesh, num_devices)
+        rows = shape["data"] * shape["fsdp"]
+        for flag, size in (
+            ("--data.batch-size", self.data.batch_size),
+            ("--evaluation.batch-size", self.evaluation.batch_size),
+        ):
+            _check(
+                size >= 1 and size % rows == 0,
+                f"{flag} {size} does not divide over data x fsdp = "
+                f"{shape['data']} x {shape['fsdp']} devices: "
+                f"take a multiple of {rows}.",
+            )
+
+
+NUMBER_TERMS = ("was", "mse", "mae", "huber")
+
+
+class ConfigError(ValueError):
+    """A run that cannot be what its flags say; the message is for the user."""
+
+
+def mesh_shape(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
+    """Axis sizes with -1 filled in. Raises ConfigError where they do not fit."""
+    shape = dataclasses.asdict(mesh)
+    free = [axis for axis, size in shape.items() if size == -1]
+    _check(len(free) <= 1, f"only one mesh axis can be -1, not {' and '.join(free)}.")
+    fixed = math.prod(size for size in shape.values() if size != -1)
+    _check(
+        fixed >= 1 and (num_devices % fixed == 0 if free else fixed == num_devices),
+        f"the mesh {shape} does not fill {num_devices} device(s): the product of the "
+        f"sizes must be {num_devices}; -1 takes what is left.",
+    )
+    return shape | {axis: num_devices // fixed for axis in free}
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)

@@ -1,0 +1,45 @@
+"""A small T5 learns sums in words, with cross entropy alone and with NTL-WAS added.
+
+Command:   python -m train quickstart
+"""
+
+from ntl_jax.models import T5Config
+from train.config import (
+    DataConfig,
+    EvalConfig,
+    LossConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+
+CONFIG = TrainConfig(
+    name="quickstart",
+    data=DataConfig(
+        name="arithmetic",
+        train_size=20_000,
+        eval_size=500,
+        max_operand=49,
+        batch_size=128,
+        max_source_length=32,
+        max_target_length=8,
+    ),
+    model=T5Config(
+        vocab_size=512,
+        d_model=128,
+        d_kv=32,
+        d_ff=256,
+        num_layers=2,
+        num_decoder_layers=2,
+        num_heads=4,
+        dropout_rate=0.0,
+    ),
+    loss=LossConfig(was=0.3),
+    optimizer=OptimizerConfig(
+        learning_rate=2e-3, schedule="cosine", warmup_steps=50, b2=0.98
+    ),
+    evaluation=EvalConfig(batch_size=250, max_new_tokens=8),
+    tokenizer="builtin",
+    cross_entropy_baseline=True,
+    steps=1000,
+    log_every=25,
+)

@@ -1,0 +1,102 @@
+"""The one command line: `python -m train PRESET [--field value ...]`, and subcommands.
+
+python -m train list                         presets, one line each
+python -m train PRESET --help                every field of a preset
+python -m train PRESET --steps 100           train, evaluate, write runs/PRESET
+python -m train predict RUN "What is 1 plus 2?"
+python -m train export RUN FOLDER            write a Hugging Face checkpoint
+"""
+
+import logging
+import pathlib
+import sys
+
+import tyro
+from absl import flags
+
+from train.compare import run_comparison
+from train.config import ConfigError, TrainConfig
+from train.data import DataError
+from train.loop import RunInterruptedError, brief, run
+from train.predict import export, predict
+from train.presets import load_preset, preset_names
+from train.progress import NonFiniteError
+from train.rundir import resolve_run_dir
+
+EXPECTED = (ConfigError, DataError, NonFiniteError)
+"""Errors whose message is for the user; any other is a bug and keeps its traceback."""
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one command. Returns the exit status."""
+    flags.FLAGS.mark_as_parsed()  # grain reads absl flags, which tyro replaces
+    _log_to_stderr()
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(__doc__)
+        return 0
+    command, *rest = arguments
+    try:
+        return _run(command, rest)
+    except EXPECTED as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except RunInterruptedError as error:
+        print(error, file=sys.stderr)
+        return 130
+
+
+def _log_to_stderr() -> None:
+    """Shows what the run says of itself; what libraries say only from warnings on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("train")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def _run(command: str, rest: list[str]) -> int:
+    match command, rest:
+        case "list", []:
+            list_presets()
+        case "predict", [run_dir, question]:
+            print(predict(pathlib.Path(run_dir), question))
+        case "export", [run_dir, folder]:
+            export(pathlib.Path(run_dir), pathlib.Path(folder))
+        case (("list" | "predict" | "export"), _):
+            raise ConfigError(f"{command} takes other arguments:\n{__doc__}")
+        case _:
+            train(command, rest)
+    return 0
+
+
+def list_presets() -> None:
+    """Prints every preset with the first line of its docstring."""
+    names = preset_names()
+    width = max(map(len, names))
+    for name in names:
+        print(f"{name:<{width}}  {load_preset(name)[1]}")
+
+
+def train(preset: str, overrides: list[str]) -> None:
+    """Trains a preset with overrides, twice where it asks for a baseline."""
+    default, description = load_preset(preset)
+    config = tyro.cli(
+        TrainConfig,
+        default=default,
+        args=overrides,
+        prog=f"python -m train {preset}",
+        description=description,
+    )
+    run_dir = resolve_run_dir(config)
+    print(f"writing to {run_dir}", file=sys.stderr)
+    if config.cross_entropy_baseline:
+        print(run_comparison(config, run_dir))
+        return
+    result = run(config, run_dir)
+    for name, evaluated in result.results.items():
+        print(f"{name}: {brief(evaluated.metrics)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,64 @@
+"""The same run with and without its number loss, side by side."""
+
+import dataclasses
+import logging
+import pathlib
+
+from train.config import NUMBER_TERMS, ConfigError, LossConfig, TrainConfig
+from train.loop import run
+from train.report import comparison_figure, comparison_table
+
+logger = logging.getLogger("train")
+
+TABLE_FILE = "comparison.md"
+FIGURE_FILE = "comparison.png"
+
+
+def loss_name(loss: LossConfig) -> str:
+    """Names a run by its terms: `ce`, `ce+0.3was`."""
+    parts = [] if loss.ce is None else ["ce" if loss.ce == 1 else f"{loss.ce:g}ce"]
+    for term in NUMBER_TERMS:
+        value = getattr(loss, term)
+        if value:
+            parts.append(f"{value:g}{term}")
+    return "+".join(parts)
+
+
+def variants(config: TrainConfig) -> dict[str, TrainConfig]:
+    """The runs of a comparison by name, cross entropy alone first.
+
+    There the number losses keep a coefficient of 0: they are logged, and add nothing.
+
+    Raises:
+        ConfigError: the config's own loss is cross entropy alone.
+    """
+    present = [t for t in NUMBER_TERMS if getattr(config.loss, t) is not None]
+    cross_entropy = dataclasses.replace(
+        config.loss, ce=1.0, **dict.fromkeys(present, 0.0)
+    )
+    if config.loss == cross_entropy:
+        raise ConfigError(
+            "--cross-entropy-baseline compares with cross entropy, which is this run's "
+            "own loss: set a number loss, e.g. --loss.was 0.3."
+        )
+    return {
+        loss_name(loss): dataclasses.replace(config, loss=loss)
+        for loss in (cross_entropy, config.loss)
+    }
+
+
+def run_comparison(config: TrainConfig, run_dir: pathlib.Path) -> str:
+    """Trains every variant in a folder of its own below `run_dir`.
+
+    Returns:
+        The table, which is also written to comparison.md; comparison.png stands beside
+        it.
+    """
+    results = {}
+    for name, variant in variants(config).items():
+        logger.info("training with %s", name)
+        results[name] = run(variant, run_dir / name).results
+    table = comparison_table(results)
+    (run_dir / TABLE_FILE).write_text(table + "\n")
+    comparison_figure({name: run_dir / name for name in results}, run_dir / FIGURE_FILE)
+    return f"{table}\n\n{run_dir / FIGURE_FILE}: loss curves and predicted digits"

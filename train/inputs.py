@@ -1,0 +1,98 @@
+"""Text made ready for the model: tokenizer, rows, ids and number tokens."""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+
+from ntl_jax import NumberVocab
+from ntl_jax.models import T5Config
+from ntl_jax.tokenization import Tokenizer, load_tokenizer
+from train.config import NUMBER_TERMS, ConfigError, TrainConfig
+from train.data import Row, Splits, TokenizedDataset, load_splits, tokenize_rows
+
+logger = logging.getLogger("train")
+
+COVERAGE_ROWS = 1000
+LOWEST_COVERAGE = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Text made ready for the model."""
+
+    tokenizer: Tokenizer
+    splits: Splits
+    train: TokenizedDataset
+    evaluation: dict[str, TokenizedDataset]
+
+
+def tokenizer_name(config: TrainConfig) -> str:
+    """The tokenizer asked for, or the one that belongs to the pretrained weights."""
+    if config.init_from is not None and config.tokenizer == "builtin":
+        return config.init_from
+    return config.tokenizer
+
+
+def open_tokenizer(name: str, split_digits: bool) -> Tokenizer:
+    """Loads a tokenizer; ConfigError where it cannot be had."""
+    try:
+        return load_tokenizer(name, split_digits=split_digits)
+    except ValueError as error:
+        raise ConfigError(f"--tokenizer: {error}") from error
+
+
+def load_inputs(config: TrainConfig, model: T5Config) -> Inputs:
+    """Reads and tokenises every row once.
+
+    Raises:
+        ConfigError: the tokenizer has ids that the model has no row for.
+        DataError: a file is missing or malformed.
+    """
+    name = tokenizer_name(config)
+    tokenizer = open_tokenizer(name, config.split_digits)
+    if len(tokenizer) > model.vocab_size:
+        raise ConfigError(
+            f"the tokenizer {name} has {len(tokenizer)} tokens, but the model only "
+            f"{model.vocab_size} rows: set --model.vocab-size {len(tokenizer)} or more."
+        )
+    splits = load_splits(config.data)
+
+    def ready(rows: Sequence[Row]) -> TokenizedDataset:
+        return tokenize_rows(
+            rows,
+            tokenizer,
+            max_source_length=config.data.max_source_length,
+            max_target_length=config.data.max_target_length,
+            vocab_size=model.vocab_size,
+        )
+
+    evaluation = {name: ready(rows) for name, rows in splits.evaluation.items()}
+    return Inputs(tokenizer, splits, ready(splits.train), evaluation)
+
+
+def make_vocab(config: TrainConfig, model: T5Config, inputs: Inputs) -> NumberVocab:
+    """The number tokens, after checking that the answers' digits land on them.
+
+    Raises:
+        ConfigError: no number tokens, or a number loss that would see under half of
+            the digits.
+    """
+    try:
+        vocab = NumberVocab.from_tokenizer(
+            inputs.tokenizer, vocab_size=model.vocab_size, policy=config.number_policy
+        )
+    except ValueError as error:
+        raise ConfigError(f"--tokenizer {config.tokenizer}: {error}") from error
+    answers = [row["answer"] for row in inputs.splits.train[:COVERAGE_ROWS]]
+    coverage = vocab.coverage(inputs.tokenizer, answers)
+    logger.info("%.1f%% of the digits in the answers are number tokens", 100 * coverage)
+    has_number_loss = any(
+        getattr(config.loss, term) is not None for term in NUMBER_TERMS
+    )
+    if has_number_loss and coverage < LOWEST_COVERAGE and not config.allow_low_coverage:
+        raise ConfigError(
+            f"only {coverage:.1%} of the digits in the answers land on number tokens, "
+            "so a number loss would see little of them: train with --split-digits or "
+            "--number-policy numbers, or accept it with --allow-low-coverage."
+        )
+    return vocab

@@ -1,0 +1,208 @@
+"""Training, from a config to parameters, metrics and answers on disk."""
+
+import dataclasses
+import logging
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ntl_jax.hf import load_checkpoint
+from ntl_jax.models import T5Config, count_parameters
+from ntl_jax.sharding import batch_sharding, make_mesh
+from train.checkpoint import Checkpointer, is_coordinator
+from train.config import ConfigError, TrainConfig, mesh_shape
+from train.data import train_batches
+from train.evaluate import Evaluator, SetResult, write_predictions
+from train.inputs import Inputs, load_inputs, make_vocab, tokenizer_name
+from train.progress import IntervalLog, StopSignal
+from train.rundir import CONFIG_FILE, check_same_run, config_dict, write_config
+from train.state import Params, Task, TrainState, abstract_state, init_state, make_task
+from train.step import compile_train_step
+from train.writer import MetricWriter
+
+logger = logging.getLogger("train")
+
+
+class RunInterruptedError(Exception):
+    """The run was asked to stop; its last step is saved."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """What a finished run leaves in memory; all of it is on disk too."""
+
+    run_dir: pathlib.Path
+    state: TrainState
+    results: dict[str, SetResult]
+
+
+def run(config: TrainConfig, run_dir: pathlib.Path) -> RunResult:
+    """Trains, evaluates and writes one run.
+
+    Raises:
+        ConfigError: the config does not fit the machine, the data or the old run.
+        NonFiniteError: training diverged.
+        RunInterruptedError: a signal stopped it; `--resume` continues.
+    """
+    # ------------------------------------------------------------ devices and mesh
+    config.validate(jax.device_count())
+    if jax.process_count() > 1:
+        raise ConfigError(
+            "training runs in one process so far, on any number of chips."
+        )
+    sizes = mesh_shape(config.mesh, jax.device_count())
+    mesh = make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"])
+
+    # ------------------------------------------------------------ folder
+    if config.resume and (run_dir / CONFIG_FILE).exists():
+        check_same_run(run_dir, config)
+
+    # ------------------------------------------------------------ text, model
+    pretrained, model = _starting_point(config)
+    inputs = load_inputs(config, model)
+    vocab = make_vocab(config, model, inputs)
+    task = make_task(config, model, vocab, mesh)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_config(
+        run_dir,
+        config,
+        resolved_model=dataclasses.asdict(model),
+        resolved_tokenizer=tokenizer_name(config),
+    )
+
+    # ------------------------------------------------------------ state
+    with Checkpointer(run_dir, keep=config.keep_checkpoints) as checkpointer:
+        last = checkpointer.latest_step() if config.resume else None
+        if last is not None:
+            state = checkpointer.restore(last, abstract_state(task))
+            logger.info("resuming %s at step %d", run_dir, last)
+        else:
+            state = init_state(task, pretrained)
+            if config.resume:
+                logger.info("%s has no checkpoint yet: starting at step 0", run_dir)
+        del pretrained
+        _log_start(state, task, inputs)
+
+        # -------------------------------------------------------- loop
+        evaluator = Evaluator(
+            task, inputs.tokenizer, inputs.evaluation, inputs.splits.evaluation
+        )
+        writer = MetricWriter(run_dir, start_step=int(state.step))
+        try:
+            state = _train(state, task, inputs, evaluator, checkpointer, writer)
+            checkpointer.save(state, config_dict(config))
+            results = evaluator(state.params)
+            for name, result in results.items():
+                writer.write(config.steps, f"final/{name}", result.metrics)
+        finally:
+            writer.close()
+    if is_coordinator():
+        write_predictions(run_dir, results, inputs.splits.evaluation)
+    return RunResult(run_dir, state, results)
+
+
+def _train(
+    state: TrainState,
+    task: Task,
+    inputs: Inputs,
+    evaluator: Evaluator,
+    checkpointer: Checkpointer,
+    writer: MetricWriter,
+) -> TrainState:
+    config = task.config
+    first = int(state.step)
+    train_step = compile_train_step(task)
+    sharding = batch_sharding(task.mesh)
+    batches = train_batches(
+        inputs.train,
+        batch_size=config.data.batch_size,
+        seed=config.data.seed,
+        start_step=first,
+    )
+    log = IntervalLog(state.params, first, config.steps, writer)
+    with StopSignal() as stop, log:
+        for step in range(first + 1, config.steps + 1):
+            host_batch = next(batches)
+            state, metrics = train_step(state, jax.device_put(host_batch, sharding))
+            log.add(step, host_batch, metrics)
+            save = _due(step, config.checkpoint_every) or stop.requested
+            evaluate = _due(step, config.evaluation.every) and step < config.steps
+            if save or evaluate or _due(step, config.log_every) or step == config.steps:
+                log.flush()  # raises before a state that is not finite could be saved
+            if evaluate:
+                state = _evaluate(step, state, task, evaluator, writer)
+                log.restart_clock()
+            if save:
+                checkpointer.save(state, config_dict(config))
+            if stop.requested:
+                raise RunInterruptedError(
+                    f"stopped at step {step}; --resume continues there."
+                )
+    return state
+
+
+def _due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
+
+
+def _evaluate(
+    step: int,
+    state: TrainState,
+    task: Task,
+    evaluator: Evaluator,
+    writer: MetricWriter,
+) -> TrainState:
+    """Writes the metrics of every set; under `plateau` follows the first set's loss."""
+    results = evaluator(state.params)
+    for name, result in results.items():
+        writer.write(step, f"evaluation/{name}", result.metrics)
+        logger.info("step %d, %s: %s", step, name, brief(result.metrics))
+    if task.config.optimizer.schedule != "plateau" or not results:
+        return state
+    loss = next(iter(results.values())).metrics["loss"]
+    _, plateau = task.plateau.update({}, state.plateau, value=jnp.float32(loss))
+    return dataclasses.replace(state, plateau=plateau)
+
+
+def _starting_point(config: TrainConfig) -> tuple[Params | None, T5Config]:
+    """Pretrained parameters and their config, or None and the config's own model."""
+    if config.init_from is None:
+        return None, config.model
+    try:
+        model, params = load_checkpoint(
+            config.init_from,
+            dropout_rate=config.model.dropout_rate,
+            dtype=config.model.dtype,
+        )
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"--init-from {config.init_from}: {error}") from error
+    return params, model
+
+
+def _log_start(state: TrainState, task: Task, inputs: Inputs) -> None:
+    train = inputs.train
+    logger.info(
+        "%s parameters on %d %s device(s), mesh %s",
+        f"{count_parameters(state.params):,}",
+        jax.device_count(),
+        jax.devices()[0].platform,
+        dict(task.mesh.shape),
+    )
+    logger.info(
+        "%s training rows, padded to %d + %d tokens, %d + %d truncated",
+        f"{len(train):,}",
+        train.source_length,
+        train.target_length,
+        train.truncated_sources,
+        train.truncated_targets,
+    )
+
+
+def brief(metrics: dict[str, Any]) -> str:
+    """The metrics that a log line shows."""
+    shown = ("loss", "number_accuracy", "mae", "r2")
+    return ", ".join(
+        f"{name} {metrics[name]:.4g}" for name in shown if metrics.get(name) is not None
+    )

@@ -1,0 +1,129 @@
+"""Ask a trained run: its answer, and how sure it was of every digit."""
+
+import dataclasses
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ntl_jax import NumberVocab
+from ntl_jax.generate import greedy
+from ntl_jax.hf import save_checkpoint
+from ntl_jax.losses import stats_from_logits
+from ntl_jax.models import T5Config, bind, init_params, shift_right
+from ntl_jax.tokenization import Tokenizer
+from train.checkpoint import Checkpointer
+from train.config import ConfigError
+from train.inputs import open_tokenizer
+from train.rundir import read_config, trained_runs
+from train.state import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedModel:
+    """A run's parameters with what is needed to use them."""
+
+    model: T5Config
+    params: Params
+    tokenizer: Tokenizer
+    vocab: NumberVocab
+    max_new_tokens: int
+
+
+def load_run(run_dir: pathlib.Path) -> TrainedModel:
+    """Reads the newest checkpoint of a run, onto one device.
+
+    Raises:
+        ConfigError: `run_dir` holds no finished checkpoint.
+    """
+    config = read_config(run_dir)
+    model = T5Config(**config["resolved_model"])
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
+        jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0)),
+    )
+    with Checkpointer(run_dir) as checkpointer:
+        step = checkpointer.latest_step()
+        if step is None:
+            raise ConfigError(f"{run_dir} holds no finished checkpoint.")
+        params = checkpointer.restore_params(step, abstract)
+    tokenizer = open_tokenizer(config["resolved_tokenizer"], config["split_digits"])
+    vocab = NumberVocab.from_tokenizer(
+        tokenizer, vocab_size=model.vocab_size, policy=config["number_policy"]
+    )
+    limit = config["evaluation"]["max_new_tokens"]
+    return TrainedModel(model, params, tokenizer, vocab, limit)
+
+
+def predict(path: pathlib.Path, question: str) -> str:
+    """Answers a question with every trained run in `path`, as a printable report."""
+    if not question.strip():
+        raise ConfigError("the question is empty: write one in quotes.")
+    return "\n\n".join(
+        f"{name}: {answer_report(load_run(run_dir), question)}"
+        for name, run_dir in trained_runs(path).items()
+    )
+
+
+def answer_report(trained: TrainedModel, question: str) -> str:
+    """The greedy answer, then a row a digit: probabilities over the number tokens.
+
+    The probabilities are the softmax over the number tokens alone, as in the loss.
+    """
+    ids = jnp.asarray([trained.tokenizer.encode(question)], jnp.int32)  # [1, S]
+    tokens = greedy(
+        trained.model, trained.params, ids, max_new_tokens=trained.max_new_tokens
+    )
+    answer = trained.tokenizer.decode(np.asarray(tokens)[0].tolist())
+    probabilities = number_probabilities(trained, ids, tokens)  # [T, K]
+    is_number = trained.vocab.row[np.asarray(tokens)[0]] >= 0
+    values = " ".join(f"{value:>5g}" for value in trained.vocab.values)
+    lines = [answer, f"  digit | {values}"]
+    for token, row in zip(
+        np.asarray(tokens)[0][is_number], probabilities[is_number], strict=True
+    ):
+        value = trained.vocab.values[trained.vocab.row[token]]
+        cells = " ".join(f"{probability:5.3f}" for probability in row)
+        lines.append(f"  {value:>5g} | {cells}")
+    return "\n".join(lines) if is_number.any() else f"{answer} (no digit in it)"
+
+
+def number_probabilities(
+    trained: TrainedModel, input_ids: jax.Array, tokens: jax.Array
+) -> np.ndarray:
+    """Softmax over number tokens where each answer token was chosen.
+
+    Args:
+        trained: the model.
+        input_ids: i32 [1, S].
+        tokens: i32 [1, T], the answer, fed back as decoder input.
+
+    Returns:
+        f32 [T, K], each row summing to 1.
+    """
+    decoder_input_ids = shift_right(
+        tokens,
+        start_id=trained.model.decoder_start_token_id,
+        pad_id=trained.model.pad_token_id,
+    )
+    logits = bind(trained.model, trained.params)(input_ids, decoder_input_ids)
+    stats = stats_from_logits(logits, tokens, trained.vocab)
+    return np.asarray(jax.nn.softmax(stats.number_logits[0], axis=-1))
+
+
+def export(path: pathlib.Path, folder: pathlib.Path) -> None:
+    """Writes a run's newest checkpoint as a Hugging Face folder.
+
+    Raises:
+        ConfigError: no run, several runs, or a folder that is not empty.
+    """
+    runs = trained_runs(path)
+    if len(runs) > 1:
+        raise ConfigError(f"{path} holds several runs, name one: {', '.join(runs)}.")
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty: name a new folder.")
+    trained = load_run(next(iter(runs.values())))
+    save_checkpoint(folder, trained.model, trained.params)
+    print(f"wrote {folder}")

@@ -1,0 +1,138 @@
+"""Where a run writes, and whether an old one may be continued."""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+from train.checkpoint import has_checkpoint
+from train.config import ConfigError, TrainConfig
+
+ROOT = pathlib.Path("runs")
+CONFIG_FILE = "config.json"
+
+MAY_DIFFER = {
+    "mesh",
+    "log_every",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "run_dir",
+    "resume",
+}
+"""Fields that a resumed run may change without becoming another run."""
+
+
+def resolve_run_dir(config: TrainConfig) -> pathlib.Path:
+    """The folder that this run writes to; nothing that exists is overwritten.
+
+    Raises:
+        ConfigError: nothing to resume, or a folder that holds another run.
+    """
+    if config.run_dir is not None:
+        path = pathlib.Path(config.run_dir)
+        if config.resume and not path.is_dir():
+            raise ConfigError(f"--resume: there is no run in {path}.")
+        if not config.resume and path.exists() and any(path.iterdir()):
+            raise ConfigError(
+                f"{path} is not empty: continue it with --resume, or name another "
+                "folder with --run-dir."
+            )
+        return path
+    taken = _numbered(config.name)
+    if config.resume:
+        if not taken:
+            raise ConfigError(
+                f"--resume: there is no run called {config.name} in {ROOT}/; "
+                "leave --resume out to start one."
+            )
+        return taken[-1]
+    if not taken:
+        return ROOT / config.name
+    last = int(taken[-1].name.removeprefix(config.name).lstrip("-") or 1)
+    return ROOT / f"{config.name}-{last + 1}"
+
+
+def _numbered(name: str) -> list[pathlib.Path]:
+    """runs/NAME, runs/NAME-2, ... that exist, oldest first."""
+    if not ROOT.is_dir():
+        return []
+    found: list[tuple[int, pathlib.Path]] = []
+    for path in ROOT.iterdir():
+        suffix = path.name.removeprefix(name)
+        if path.name == name:
+            found.append((1, path))
+        elif path.name.startswith(f"{name}-") and suffix[1:].isdigit():
+            found.append((int(suffix[1:]), path))
+    return [path for _, path in sorted(found)]
+
+
+def config_dict(config: TrainConfig) -> dict[str, Any]:
+    """The config as JSON holds it."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def write_config(run_dir: pathlib.Path, config: TrainConfig, **more: Any) -> None:
+    """Writes config.json: every resolved field, and what was found out (`more`)."""
+    text = json.dumps({**config_dict(config), **more}, indent=1)
+    (run_dir / CONFIG_FILE).write_text(text + "\n")
+
+
+def read_config(run_dir: pathlib.Path) -> dict[str, Any]:
+    """Reads config.json back.
+
+    Raises:
+        ConfigError: no run lies there, or its file is not JSON.
+    """
+    path = run_dir / CONFIG_FILE
+    if not path.exists():
+        raise ConfigError(f"{run_dir} is not a run: it has no {CONFIG_FILE}.")
+    try:
+        return json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is damaged: {error}.") from error
+
+
+def check_same_run(run_dir: pathlib.Path, config: TrainConfig) -> None:
+    """Refuses to resume under another model, data, loss or optimizer.
+
+    Raises:
+        ConfigError: names every field that differs, with both values.
+    """
+    old, new = _flat(read_config(run_dir)), _flat(config_dict(config))
+    differing = [
+        f"--{key.replace('_', '-')}: {old.get(key)!r} then, {value!r} now"
+        for key, value in new.items()
+        if key.split(".")[0] not in MAY_DIFFER and old.get(key) != value
+    ]
+    if differing:
+        raise ConfigError(
+            f"{run_dir} was trained with other settings, so it cannot be resumed with "
+            "these:\n  " + "\n  ".join(differing)
+        )
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def trained_runs(path: pathlib.Path) -> dict[str, pathlib.Path]:
+    """The runs with a checkpoint in `path`: itself, or one a loss below it.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not path.is_dir():
+        raise ConfigError(f"there is no run in {path}.")
+    if has_checkpoint(path):
+        return {path.name: path}
+    runs = {child.name: child for child in sorted(path.iterdir()) if child.is_dir()}
+    runs = {name: child for name, child in runs.items() if has_checkpoint(child)}
+    if not runs:
+        raise ConfigError(f"{path} holds no checkpoint: train first, or name a run.")
+    return runs

@@ -1,0 +1,123 @@
+"""The train state: a plain pytree, born sharded."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ntl_jax.losses import Objective
+from ntl_jax.models import T5Config, init_params
+from ntl_jax.number_vocab import NumberVocab
+from ntl_jax.sharding import param_shardings
+from train.config import TrainConfig
+from train.optimizer import make_optimizer, make_plateau
+
+Params = dict[str, Any]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """All that changes while training.
+
+    The fields are typed loosely: the same tree also holds shapes, or shardings.
+    """
+
+    step: Any  # i32 []: optimizer steps taken
+    params: Params
+    opt_state: optax.OptState
+    plateau: Any  # ReduceLROnPlateauState; its scale multiplies the learning rate
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """All that does not change: what the jitted steps close over."""
+
+    config: TrainConfig
+    model: T5Config
+    vocab: NumberVocab
+    objective: Objective
+    optimizer: optax.GradientTransformation
+    plateau: optax.GradientTransformationExtraArgs
+    mesh: Mesh
+
+
+def make_task(
+    config: TrainConfig, model: T5Config, vocab: NumberVocab, mesh: Mesh
+) -> Task:
+    """Builds the static parts of a run from its config."""
+    return Task(
+        config=config,
+        model=model,
+        vocab=vocab,
+        objective=config.loss.objective(),
+        optimizer=make_optimizer(config.optimizer, config.steps),
+        plateau=make_plateau(config.optimizer),
+        mesh=mesh,
+    )
+
+
+def _fresh_state(params: Params, task: Task) -> TrainState:
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=task.optimizer.init(params),
+        plateau=task.plateau.init(params),
+    )
+
+
+def _random_state(key: jax.Array, task: Task) -> TrainState:
+    return _fresh_state(init_params(task.model, key), task)
+
+
+def state_shardings(task: Task) -> TrainState:
+    """A NamedSharding for every leaf; optimizer moments follow their parameters."""
+    shapes = jax.eval_shape(
+        functools.partial(_random_state, task=task), jax.random.key(0)
+    )
+    params = param_shardings(task.model, shapes.params, task.mesh)
+    replicated = NamedSharding(task.mesh, PartitionSpec())
+    opt_state = optax.tree_map_params(
+        task.optimizer,
+        lambda _, sharding: sharding,
+        shapes.opt_state,
+        params,
+        transform_non_params=lambda _: replicated,
+    )
+    return TrainState(
+        step=replicated,
+        params=params,
+        opt_state=opt_state,
+        plateau=jax.tree.map(lambda _: replicated, shapes.plateau),
+    )
+
+
+def abstract_state(task: Task) -> TrainState:
+    """Shapes, dtypes and shardings of the state, for restoring into."""
+    shapes = jax.eval_shape(
+        functools.partial(_random_state, task=task), jax.random.key(0)
+    )
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=sharding
+        ),
+        shapes,
+        state_shardings(task),
+    )
+
+
+def init_state(task: Task, params: Params | None = None) -> TrainState:
+    """A state at step 0: from `params` (as loaded), else from the config's seed."""
+    shardings = state_shardings(task)
+    if params is None:
+        init = jax.jit(
+            functools.partial(_random_state, task=task), out_shardings=shardings
+        )
+        return init(jax.random.key(task.config.seed))
+    placed = jax.device_put(params, shardings.params)
+    init = jax.jit(functools.partial(_fresh_state, task=task), out_shardings=shardings)
+    return init(placed)

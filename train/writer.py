@@ -1,0 +1,70 @@
+"""metrics.jsonl, one object a row; TensorBoard beside it where it is installed."""
+
+import importlib.util
+import json
+import math
+import pathlib
+from typing import Any
+
+from train.checkpoint import is_coordinator
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class MetricWriter:
+    """Appends rows of numbers to `run_dir/metrics.jsonl`; process 0 alone writes.
+
+    A resumed run first drops the rows after `start_step`, which it will write again.
+    """
+
+    def __init__(self, run_dir: pathlib.Path, *, start_step: int = 0) -> None:
+        self._file = self._board = None
+        if not is_coordinator():
+            return
+        path = run_dir / METRICS_FILE
+        kept = [row for row in read_metrics(run_dir) if row["step"] <= start_step]
+        path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        self._file = path.open("a")
+        if importlib.util.find_spec("tensorboardX"):
+            from tensorboardX import SummaryWriter
+
+            board = SummaryWriter(str(run_dir), purge_step=start_step + 1)
+            self._board = board
+
+    def write(self, step: int, kind: str, values: dict[str, Any]) -> None:
+        """Writes one row: `{"step": step, "kind": kind, **values}`.
+
+        Numbers that JSON cannot hold (nan, inf) are written as null.
+        """
+        if self._file is None:
+            return
+        row = {"step": step, "kind": kind} | {k: _plain(v) for k, v in values.items()}
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in row.items():
+                if isinstance(value, float):
+                    self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        """Flushes and closes the files."""
+        if self._file is not None:
+            self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_metrics(run_dir: pathlib.Path) -> list[dict[str, Any]]:
+    """All complete rows of a run's metrics, oldest first.
+
+    A killed run can leave half a last row, which is not counted.
+    """
+    path = run_dir / METRICS_FILE
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")
+    return [json.loads(line) for line in lines[:-1] if line]
