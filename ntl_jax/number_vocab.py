@@ -124,7 +124,11 @@ class NumberVocab:
     _digest: bytes = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        _check_numbers(self.token_ids, self.values, self.vocab_size)
+        if len(self.token_ids) == self.vocab_size:
+            raise ValueError(
+                f"all {self.vocab_size} columns are numbers. A language model needs at "
+                "least one other token, such as the end of the sequence."
+            )
         row = np.full(self.vocab_size, -1, np.int32)
         row[self.token_ids] = np.arange(len(self.token_ids), dtype=np.int32)
         order = np.argsort(self.values, kind="stable").astype(np.int32)
@@ -202,6 +206,11 @@ class NumberVocab:
             value = read(token)
             if value is None:
                 continue
+            if not abs(value) <= _LARGEST:  # NaN and infinity too
+                raise ValueError(
+                    f"token {token!r} is worth {value}, beyond {_LARGEST:g}, whose "
+                    "square float32 still holds. Use a policy that returns None for it."
+                )
             if numbers.setdefault(token_id, value) != value:
                 raise ValueError(
                     f"id {token_id} is worth both {numbers[token_id]} and {value} "
@@ -290,18 +299,3 @@ def _check_ids(mapping: Mapping[str, int], vocab_size: int) -> None:
                 "of vocab_size. Give the number of columns of the model's logits, and "
                 "resize the model's embedding if it is smaller than the tokenizer."
             )
-
-
-def _check_numbers(token_ids: np.ndarray, values: np.ndarray, vocab_size: int) -> None:
-    if len(token_ids) == vocab_size:
-        raise ValueError(
-            f"all {vocab_size} columns are numbers. A language model needs at least "
-            "one other token, such as the end of the sequence."
-        )
-    if not np.all(np.abs(values) <= _LARGEST):  # also catches NaN
-        worst = int(np.argmax(~(np.abs(values) <= _LARGEST)))
-        raise ValueError(
-            f"token id {token_ids[worst]} is worth {values[worst]}, beyond "
-            f"{_LARGEST:g}, whose square float32 still holds. Use a policy that "
-            "returns None for it."
-        )

@@ -8,6 +8,8 @@ from ntl_jax.losses.reduction import Reduction, reduce_tokens
 from ntl_jax.losses.stats import NumberStats, stats_without_numbers
 from ntl_jax.number_vocab import NumberVocab
 
+_LARGEST_LSE = 1e15  # its square, times any vocabulary, is a finite float32
+
 
 def cross_entropy(
     logits: Float[Array, "*B V"],
@@ -104,5 +106,6 @@ def _cross_entropy(
         mean_logit = jnp.where(mask, stats.logit_sum, 0.0) / vocab_size
         value = (1 - label_smoothing) * value + label_smoothing * (lse - mean_logit)
     if z_loss:
-        value += z_loss * lse**2
+        # The clip is for a position without a single finite logit: its lse is -1e30.
+        value += z_loss * jnp.clip(lse, -_LARGEST_LSE, _LARGEST_LSE) ** 2
     return value
