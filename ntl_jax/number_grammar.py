@@ -66,9 +66,9 @@ def find_numbers(text: str, *, mode: Mode = "grammar") -> list[Number]:
         if _ORDINAL.match(text, end):
             continue
         value = Decimal(match[0].replace(",", ""))
-        numbers.append(
-            Number(-value if _is_negative(text, start) else value, start, end)
-        )
+        if _is_negative(text, start):
+            value = value.copy_negate()  # unary minus would round
+        numbers.append(Number(value, start, end))
     return numbers
 
 

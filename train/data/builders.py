@@ -3,7 +3,10 @@
 Both write ArrayRecord files, and read them by random access (`as_data_source`).
 """
 
+import os
 import pathlib
+import tarfile
+import tempfile
 from collections.abc import Iterator, Sequence
 from typing import overload
 
@@ -35,6 +38,8 @@ class _QuestionsBuilder(tfds.core.GeneratorBasedBuilder):
 
     def __init__(self, *, raw_dir: str | None = None, **kwargs) -> None:
         self._raw_dir = raw_dir
+        # The variable that TFDS itself reads, but only once, when it is imported.
+        kwargs.setdefault("data_dir", os.environ.get("TFDS_DATA_DIR"))
         super().__init__(file_format="array_record", **kwargs)
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -55,7 +60,8 @@ class Gsm8k(_QuestionsBuilder):
 
     Args:
       raw_dir: folder of ``{train,test}.jsonl[.gz]``; None downloads them from GitHub.
-      data_dir: where the ArrayRecord files go, ``~/tensorflow_datasets`` by default.
+      data_dir: where the ArrayRecord files go; by default ``$TFDS_DATA_DIR``, else
+        ``~/tensorflow_datasets``.
     """
 
     name = "ntl_gsm8k"
@@ -89,7 +95,8 @@ class Mathematics(_QuestionsBuilder):
     Args:
       config: `mathematics_config(module)`.
       raw_dir: folder of ``SPLIT/MODULE.txt[.gz]``; None downloads release v1.0.
-      data_dir: where the ArrayRecord files go, ``~/tensorflow_datasets`` by default.
+      data_dir: where the ArrayRecord files go; by default ``$TFDS_DATA_DIR``, else
+        ``~/tensorflow_datasets``.
     """
 
     name = "ntl_mathematics"
@@ -101,8 +108,8 @@ class Mathematics(_QuestionsBuilder):
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager):
         if self._raw_dir is None:
-            archive = pathlib.Path(dl_manager.download_and_extract(self.url))
-            folder = archive / "mathematics_dataset-v1.0"
+            archive = pathlib.Path(dl_manager.download(self.url))
+            folder = _extracted(archive) / "mathematics_dataset-v1.0"
         else:
             folder = pathlib.Path(self._raw_dir)
         if self.builder_config is None:
@@ -120,6 +127,21 @@ class Mathematics(_QuestionsBuilder):
             split_name(split): self._generate_examples(read_mathematics(path))
             for split, path in files.items()
         }
+
+
+def _extracted(archive: pathlib.Path) -> pathlib.Path:
+    """A tar archive's content in a folder beside it, where every module finds it.
+
+    The download manager's own extraction imports TensorFlow.
+    """
+    folder = archive.with_name(archive.name + ".content")
+    if not folder.is_dir():
+        with tempfile.TemporaryDirectory(dir=archive.parent) as unfinished:
+            content = pathlib.Path(unfinished, "content")
+            with tarfile.open(archive) as tar:
+                tar.extractall(content, filter="data")
+            content.rename(folder)  # whole or not at all
+    return folder
 
 
 def mathematics_config(module: str) -> tfds.core.BuilderConfig:
@@ -160,7 +182,8 @@ class ArrayRecordRows(Sequence[Row]):
                 f"{builder.info.full_name} has no split {split!r}, only "
                 f"{', '.join(builder.info.splits)}"
             )
-        self._source = builder.as_data_source(split=split)
+        # Its decorator hides the parameters from type checkers.
+        self._source = builder.as_data_source(split)  # pyright: ignore[reportCallIssue]
 
     def __len__(self) -> int:
         return len(self._source)

@@ -55,7 +55,7 @@ def train_batches(
 
     steps = grain.MapDataset.range(start_step, _ENDLESS)
     options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)
-    return _closing(iter(steps.map(batch_at).to_iter_dataset(options)))
+    return _closing(steps.map(batch_at).to_iter_dataset(options))
 
 
 def eval_batches(
@@ -90,7 +90,7 @@ def eval_batches(
 
     steps = grain.MapDataset.range(0, -(-len(dataset) // batch_size))
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
-    return _closing(iter(steps.map(batch_at).to_iter_dataset(options)))
+    return _closing(steps.map(batch_at).to_iter_dataset(options))
 
 
 def shuffled_rows(places: np.ndarray, n: int, seed: int) -> np.ndarray:
@@ -127,7 +127,9 @@ def _local_slice(batch_size: int, process_index: int, process_count: int) -> sli
     return slice(process_index * size, (process_index + 1) * size)
 
 
-def _closing(iterator) -> Iterator[Batch]:
+def _closing(batches: grain.IterDataset) -> Iterator[Batch]:
+    """Iterates, and stops the threads when the caller does."""
+    iterator = iter(batches)
     try:
         yield from iterator
     finally:

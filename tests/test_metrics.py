@@ -1,0 +1,135 @@
+"""Numeric metrics against scipy, hand-made cases, and hopeless predictions."""
+
+import json
+import math
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from scipy import stats
+
+from ntl_jax.metrics import numeric_metrics
+
+
+def test_hand_made_case():
+    scores = numeric_metrics(
+        ["It is 3", "4.0", "five", "-10", "1,000"], ["3", "4", "7", "10", "1000.0"]
+    )
+    assert scores["n"] == 5
+    assert scores["number_accuracy"] == 3 / 5
+    assert scores["number_accuracy_se"] == pytest.approx(math.sqrt(0.6 * 0.4 / 5))
+    assert scores["unparsable_rate"] == pytest.approx(1 / 5)
+    # Errors of the four pairs that can be read: 0, 0, 20, 0.
+    assert scores["mae"] == 5.0
+    assert scores["mae_se"] == pytest.approx(np.std([0, 0, 20, 0], ddof=1) / 2)
+    assert scores["rmse"] == 10.0
+    assert scores["median_ae"] == 0.0
+    assert scores["log_mae"] == pytest.approx(2 * math.log10(11) / 4)
+    assert scores["constant_accuracy"] == 1 / 5
+    assert scores["constant_mae"] == pytest.approx((4 + 3 + 0 + 3 + 993) / 5)
+    assert scores["constant_rmse"] == pytest.approx(np.std([3, 4, 7, 10, 1000]))
+
+
+@hypothesis.given(
+    st.lists(
+        st.tuples(st.integers(-999, 999), st.integers(-999, 999)),
+        min_size=3,
+        max_size=30,
+    )
+)
+def test_regression_scores_agree_with_scipy(pairs):
+    p, y = np.array(pairs, np.float64).T
+    hypothesis.assume(np.ptp(p) > 0 and np.ptp(y) > 0)
+    scores = numeric_metrics([f"{a}" for a, _ in pairs], [f"{b}" for _, b in pairs])
+    expected = {
+        "pearson": stats.pearsonr(p, y).statistic,
+        "spearman": stats.spearmanr(p, y).statistic,
+        "mae": np.abs(p - y).mean(),
+        "mae_se": stats.sem(np.abs(p - y)),
+        "rmse": np.sqrt(((p - y) ** 2).mean()),
+        "r2": 1 - ((p - y) ** 2).sum() / ((y - y.mean()) ** 2).sum(),
+        "number_accuracy": (p == y).mean(),
+    }
+    for name, value in expected.items():
+        assert scores[name] == pytest.approx(value, rel=1e-9, abs=1e-9), name
+
+
+def test_one_changed_prediction_changes_every_score():
+    labels = [str(value) for value in (3, 14, 15, 92, 65)]
+    right = numeric_metrics(labels, labels)
+    wrong = numeric_metrics(["3", "14", "15", "65", "66"], labels)
+    for name in ("number_accuracy", "number_accuracy_1e-5", "mae", "rmse", "r2"):
+        assert right[name] != wrong[name]
+    for name in ("log_mae", "log_r2", "pearson", "spearman", "mae_se"):
+        assert right[name] != wrong[name]
+    for name in ("pearson", "spearman", "r2"):
+        assert right[name] == pytest.approx(1.0, abs=1e-12)
+
+
+def test_accuracy_is_exact_and_the_papers_is_beside_it():
+    scores = numeric_metrics(["1234568"], ["1234567"])
+    assert (scores["number_accuracy"], scores["number_accuracy_1e-5"]) == (0.0, 1.0)
+    digits = "123456789012345678901234567890"
+    assert numeric_metrics([digits], [digits])["number_accuracy"] == 1.0
+    assert numeric_metrics([digits[:-1] + "1"], [digits])["number_accuracy"] == 0.0
+    # 0.1 + 0.2 in binary is another number than 0.3: decimals are compared.
+    assert numeric_metrics(["0.30"], ["0.3"])["number_accuracy"] == 1.0
+
+
+def test_constant_numbers_have_no_correlation_and_give_no_warning():
+    scores = numeric_metrics(["5", "5"], ["7", "7"])
+    assert [scores[name] for name in ("r2", "log_r2", "pearson", "spearman")] == [
+        None
+    ] * 4
+    assert scores["mae"] == 2.0
+    assert scores["constant_accuracy"] == 1.0
+    assert numeric_metrics(["5", "5"], ["7", "8"])["pearson"] is None
+    assert numeric_metrics(["5", "5"], ["7", "8"])["r2"] is not None
+
+
+def test_nothing_to_read_counts_as_wrong_and_leaves_errors_undefined():
+    scores = numeric_metrics(["", "none"], ["1", "2"])
+    assert scores["number_accuracy"] == scores["number_accuracy_1e-5"] == 0.0
+    assert scores["unparsable_rate"] == 1.0
+    for name in ("mae", "mae_se", "rmse", "median_ae", "r2", "pearson", "spearman"):
+        assert scores[name] is None
+    # An unreadable prediction is not a 0.
+    assert numeric_metrics(["none"], ["0"])["number_accuracy_1e-5"] == 0.0
+
+
+@pytest.mark.parametrize("guess", ["9" * 400, "1e9999", "-1e9999", "1e308"])
+def test_runaway_numbers_keep_every_score_finite(guess):
+    scores = numeric_metrics([guess, "1", "2"], ["5", "1", "3"])
+    text = json.dumps(scores, allow_nan=False)
+    assert json.loads(text) == scores
+    assert scores["number_accuracy"] == pytest.approx(1 / 3)
+    assert scores["mae"] > 1e90
+
+
+def test_paper_mode_clips_predictions_and_reads_their_way():
+    scores = numeric_metrics(["1e-05 99999999999"], ["0"], mode="paper")
+    assert scores["mae"] == 1e10
+    assert numeric_metrics(["62-8"], ["8"])["number_accuracy"] == 1.0
+    assert numeric_metrics(["62-8"], ["8"], mode="paper")["number_accuracy"] == 0.0
+
+
+def test_baselines_do_not_depend_on_predictions():
+    references = ["0", "0", "0", "10", "2"]
+    good = numeric_metrics(references, references)
+    bad = numeric_metrics(["x"] * 5, references)
+    names = [name for name in good if name.startswith("constant_")]
+    assert len(names) == 5
+    assert [good[name] for name in names] == [bad[name] for name in names]
+    assert good["constant_accuracy"] == 0.6
+    assert good["constant_accuracy_se"] == pytest.approx(math.sqrt(0.24 / 5))
+    assert good["constant_mae"] == pytest.approx(12 / 5)
+
+
+def test_errors_name_the_row_and_the_numbers():
+    with pytest.raises(ValueError, match=r"reference 1 holds no number: 'none'"):
+        numeric_metrics(["1", "2"], ["1", "none"])
+    with pytest.raises(ValueError, match="1 predictions for 2 references"):
+        numeric_metrics(["1"], ["1", "2"])
+    with pytest.raises(ValueError, match="0 predictions for 0 references"):
+        numeric_metrics([], [])

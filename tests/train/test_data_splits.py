@@ -1,0 +1,242 @@
+"""load_splits over generated, raw and JSONL data, and the TensorFlow-free builders."""
+
+import http.server
+import json
+import subprocess
+import sys
+import tarfile
+import threading
+
+import pytest
+
+from train.config import DataConfig
+from train.data import DataError, load_splits
+from train.data.sources import read_gsm8k, read_mathematics
+
+
+def test_arithmetic_splits():
+    splits = load_splits(DataConfig(train_size=300, eval_size=20, max_operand=20))
+    assert len(splits.train) == 300
+    assert {name: len(rows) for name, rows in splits.evaluation.items()} == {
+        "interpolation": 20,
+        "extrapolation": 20,
+    }
+    train = {row["question"] for row in splits.train}
+    assert not train & {row["question"] for row in splits.evaluation["interpolation"]}
+
+
+def test_mathematics_splits(data_dir):
+    modules = ("arithmetic__mul", "algebra__linear_1d")
+    data = DataConfig(
+        name="mathematics",
+        raw_dir=str(data_dir),
+        modules=modules,
+        train_size=600,
+        eval_size=10,
+    )
+    splits = load_splits(data)
+    folder = data_dir / "mathematics_dataset"
+    expected = [
+        row
+        for module in modules
+        for difficulty in data.difficulties
+        for row in read_mathematics(folder / difficulty / f"{module}.txt.gz")[:100]
+    ]
+    assert list(splits.train) == expected
+    read = [
+        read_mathematics(folder / "interpolate" / f"{module}.txt.gz")
+        for module in modules
+    ]
+    interpolation = splits.evaluation["interpolation"]
+    assert list(interpolation) == [*read[0][:5], *read[1][:5]]
+    extrapolation = splits.evaluation["extrapolation"]
+    path = folder / "extrapolate" / "arithmetic__add_sub_multiple_longer.txt.gz"
+    assert list(extrapolation) == list(read_mathematics(path)[:10])
+
+
+def test_mathematics_takes_all_rows_from_either_folder(data_dir):
+    folder = data_dir / "mathematics_dataset"
+    for raw_dir in (data_dir, folder):
+        splits = load_splits(DataConfig(name="mathematics", raw_dir=str(raw_dir)))
+        assert len(splits.train) == 15_000
+        assert {name: len(rows) for name, rows in splits.evaluation.items()} == {
+            "interpolation": 5000,
+            "extrapolation": 5000,
+        }
+
+
+def test_gsm8k_splits_and_the_papers_share(data_dir, monkeypatch):
+    monkeypatch.setenv("NTL_DATA_DIR", str(data_dir))
+    splits = load_splits(DataConfig(name="gsm8k"))
+    assert len(splits.train) == 7473
+    assert splits.evaluation.keys() == {"test"}
+    assert list(splits.evaluation["test"]) == read_gsm8k(data_dir / "gsm8k/test.jsonl")
+
+    paper = load_splits(DataConfig(name="gsm8k", validation_fraction=0.15))
+    assert len(paper.train) == 6353
+    validation = paper.evaluation["validation"]
+    assert (len(validation), len(paper.evaluation["test"])) == (1120, 1319)
+    both = [row["question"] for row in [*paper.train, *validation]]
+    assert sorted(both) == sorted(row["question"] for row in splits.train)
+    other = load_splits(DataConfig(name="gsm8k", validation_fraction=0.15, seed=1))
+    assert list(other.evaluation["validation"]) != list(validation)
+
+
+def jsonl(path, n):
+    rows = [{"question": f"{i}+{i}", "answer": str(2 * i)} for i in range(n)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path), rows
+
+
+def test_jsonl_splits(tmp_path):
+    train_file, train = jsonl(tmp_path / "train.jsonl", 30)
+    eval_file, held_out = jsonl(tmp_path / "eval.jsonl", 7)
+    splits = load_splits(DataConfig(name="jsonl", train_file=train_file))
+    assert (splits.train, splits.evaluation) == (train, {})
+    data = DataConfig(
+        name="jsonl",
+        train_file=train_file,
+        eval_file=eval_file,
+        train_size=4,
+        eval_size=3,
+        validation_fraction=0.5,
+    )
+    splits = load_splits(data)
+    assert len(splits.train) == 4
+    assert list(splits.evaluation["eval"]) == held_out[:3]
+    assert len(splits.evaluation["validation"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "gsm9k"}, "no dataset 'gsm9k'; take one of arithmetic"),
+        ({"train_size": 0}, "train_size must be at least 1 or None, got 0"),
+        ({"name": "jsonl"}, "needs train_file"),
+        ({"name": "jsonl", "train_file": "/no/t.jsonl"}, "/no/t.jsonl: no such file"),
+        ({"name": "gsm8k", "raw_dir": "/no/such"}, "no raw data folder '/no/such'"),
+        ({"name": "gsm8k", "raw_dir": "."}, r"train\.jsonl: no such file, nor"),
+        ({"name": "mathematics", "raw_dir": "."}, r"multiple\.txt: no such file, nor"),
+        ({"name": "mathematics", "modules": ()}, "at least one module"),
+    ],
+)
+def test_errors_name_the_remedy(options, message):
+    with pytest.raises(DataError, match=message):
+        load_splits(DataConfig(**options))
+
+
+def test_more_rows_than_there_are_is_an_error(tmp_path, data_dir):
+    train_file, _ = jsonl(tmp_path / "train.jsonl", 3)
+    with pytest.raises(DataError, match="train_size is 4, but jsonl has 3 rows"):
+        load_splits(DataConfig(name="jsonl", train_file=train_file, train_size=4))
+    with pytest.raises(DataError, match="is 15001, but mathematics has 15000 rows"):
+        load_splits(
+            DataConfig(name="mathematics", raw_dir=str(data_dir), train_size=15_001)
+        )
+    with pytest.raises(DataError, match=r"validation_fraction must be in \[0, 1\)"):
+        load_splits(
+            DataConfig(name="jsonl", train_file=train_file, validation_fraction=1.0)
+        )
+
+
+NO_TENSORFLOW = """
+import sys
+from absl import flags
+flags.FLAGS.mark_as_parsed()
+
+raw, out = sys.argv[1:]
+from train.data import builders
+from train.data.sources import read_gsm8k, read_mathematics
+
+gsm8k = builders.prepare(builders.Gsm8k(raw_dir=raw + "/gsm8k", data_dir=out))
+for split, file in (("train", "train.jsonl.gz"), ("test", "test.jsonl")):
+    rows = builders.ArrayRecordRows(gsm8k, split)
+    expected = read_gsm8k(raw + "/gsm8k/" + file)
+    assert list(rows) == expected, split
+    assert rows[-1] == expected[-1] and rows[5:9] == expected[5:9]
+
+module = "arithmetic__mul"
+mathematics = builders.prepare(
+    builders.Mathematics(
+        config=builders.mathematics_config(module),
+        raw_dir=raw + "/mathematics_dataset",
+        data_dir=out,
+    )
+)
+assert set(mathematics.info.splits) == {
+    "train_easy", "train_medium", "train_hard", "interpolate"
+}
+for folder in ("train-easy", "train-medium", "train-hard", "interpolate"):
+    rows = builders.ArrayRecordRows(mathematics, builders.split_name(folder))
+    path = f"{raw}/mathematics_dataset/{folder}/{module}.txt.gz"
+    assert list(rows) == list(read_mathematics(path)), folder
+assert "tensorflow" not in sys.modules
+print("the same rows")
+"""
+
+
+def test_builders_need_no_tensorflow_and_give_the_readers_rows(data_dir, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", NO_TENSORFLOW, str(data_dir), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip().endswith("the same rows"), done.stderr[-2000:]
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Serves tmp_path/site over HTTP on this machine."""
+    site = tmp_path / "site"
+    site.mkdir()
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, directory=str(site), **kwargs)
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        yield site, f"http://127.0.0.1:{httpd.server_address[1]}"
+        httpd.shutdown()
+
+
+def test_data_is_downloaded_when_no_folder_is_named(server, tmp_path, monkeypatch):
+    from train.data import builders
+
+    site, url = server
+    monkeypatch.delenv("NTL_DATA_DIR", raising=False)
+    monkeypatch.setattr(builders.Gsm8k, "url", url + "/{split}.jsonl")
+    monkeypatch.setattr(builders.Mathematics, "url", url + "/m.tar.gz")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+
+    _, rows = jsonl(site / "train.jsonl", 5)
+    jsonl(site / "test.jsonl", 2)
+    splits = load_splits(DataConfig(name="gsm8k"))
+    assert list(splits.train) == rows and len(splits.evaluation["test"]) == 2
+
+    inside = tmp_path / "mathematics_dataset-v1.0"
+    modules = {"m__a": ("train-easy", "interpolate"), "m__b": ("extrapolate",)}
+    for module, folders in modules.items():
+        for folder in folders:
+            (inside / folder).mkdir(parents=True, exist_ok=True)
+            (inside / folder / f"{module}.txt").write_text(f"{folder}?\n1\n")
+    with tarfile.open(site / "m.tar.gz", "w:gz") as archive:
+        archive.add(inside, inside.name)
+    data = DataConfig(
+        name="mathematics",
+        modules=("m__a",),
+        extrapolation_modules=("m__b",),
+        difficulties=("train-easy",),
+    )
+    splits = load_splits(data)
+    assert list(splits.train) == [{"question": "train-easy?", "answer": "1"}]
+    assert splits.evaluation["extrapolation"][0]["question"] == "extrapolate?"
+
+    monkeypatch.setattr(builders.Gsm8k, "url", url + "/gone/{split}.jsonl")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "empty"))
+    with pytest.raises(DataError, match=r"cannot download .*name it as raw_dir"):
+        load_splits(DataConfig(name="gsm8k"))
