@@ -62,6 +62,13 @@ class Checkpointer:
         )
         return TrainState(params=restored["params"], **restored["training"])
 
+    def read(self, step: int) -> dict[str, Any]:
+        """Reads every array back, laid out as it was saved."""
+        item = ocp.args.StandardRestore()
+        args = ocp.args.Composite(params=item, training=item)
+        restored = self._manager.restore(step, args=args)
+        return {"params": restored["params"], "training": restored["training"]}
+
     def restore_params(self, step: int, abstract: Params) -> Params:
         """Reads the parameters alone."""
         args = ocp.args.Composite(params=ocp.args.StandardRestore(abstract))

@@ -44,6 +44,20 @@ def number_stats(
     return stats_from_logits(logits, batch["labels"], task.vocab)
 
 
+def loss_and_grads(
+    params: Params, batch: Batch, task: Task, dropout_key: jax.Array | None = None
+) -> tuple[jax.Array, dict[str, Term], Params]:
+    """The objective of a batch, its terms as sums and counts, and its gradient."""
+
+    def loss_fn(params: Params) -> tuple[jax.Array, dict[str, Term]]:
+        stats = number_stats(params, batch, task, dropout_key)
+        terms = task.objective(stats, batch["labels"], task.vocab)
+        return task.objective.total(terms), terms
+
+    (loss, terms), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
+    return loss, terms, grads
+
+
 def train_step(
     state: TrainState, batch: Batch, task: Task
 ) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -55,18 +69,11 @@ def train_step(
         task: static.
 
     Returns:
-        The next state, and scalars: loss; each term's mean; grad_norm;
-        learning_rate; bad_leaf, the index of the first gradient leaf that is not
-        finite, or -1.
+        The next state, and scalars: loss; each term's mean; grad_norm; learning_rate;
+        bad_leaf, the index of the first gradient leaf that is not finite, or -1.
     """
     dropout_key = jax.random.fold_in(jax.random.key(task.config.seed), state.step)
-
-    def loss_fn(params: Params) -> tuple[jax.Array, dict[str, Term]]:
-        stats = number_stats(params, batch, task, dropout_key)
-        terms = task.objective(stats, batch["labels"], task.vocab)
-        return task.objective.total(terms), terms
-
-    (loss, terms), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+    loss, terms, grads = loss_and_grads(state.params, batch, task, dropout_key)
     updates, opt_state = task.optimizer.update(grads, state.opt_state, state.params)
     scale = state.plateau.scale
     params = jax.tree.map(lambda p, u: p + scale * u, state.params, updates)
@@ -77,8 +84,7 @@ def train_step(
         "learning_rate": learning_rate(state, task),
         "bad_leaf": jnp.where(finite.all(), -1, jnp.argmin(finite)),
     } | {name: term.mean for name, term in terms.items()}
-    next_state = TrainState(state.step + 1, params, opt_state, state.plateau)
-    return next_state, metrics
+    return TrainState(state.step + 1, params, opt_state, state.plateau), metrics
 
 
 def learning_rate(state: TrainState, task: Task) -> jax.Array:

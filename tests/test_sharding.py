@@ -1,0 +1,83 @@
+"""Meshes and partition rules: every gradient leaf equals that of one device."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from ntl_jax.models import T5Config, init_params
+from ntl_jax.sharding import batch_sharding, make_mesh, param_shardings
+from tests.train.helpers import tiny_batch, tiny_task
+from train.state import init_state
+from train.step import loss_and_grads
+
+MESHES = [
+    {"data": 8, "fsdp": 1, "tensor": 1},
+    {"data": 1, "fsdp": 8, "tensor": 1},
+    {"data": 1, "fsdp": 1, "tensor": 8},
+    {"data": 2, "fsdp": 2, "tensor": 2},
+]
+
+
+def gradients(devices: int, **mesh: int):
+    task = tiny_task(devices=devices, **mesh)
+    params = init_state(task).params
+    batch = jax.device_put(tiny_batch(task), batch_sharding(task.mesh))
+    step = jax.jit(functools.partial(loss_and_grads, task=task))
+    return jax.device_get(step(params, batch, dropout_key=jax.random.key(1)))
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return gradients(1)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=lambda m: "x".join(map(str, m.values())))
+def test_every_gradient_leaf_equals_one_devices(mesh, one_device):
+    loss, terms, grads = gradients(8, **mesh)
+    np.testing.assert_allclose(loss, one_device[0], rtol=1e-5)
+    chex.assert_trees_all_close(terms, one_device[1], rtol=1e-5)
+    chex.assert_trees_all_close(grads, one_device[2], rtol=1e-4, atol=1e-6)
+
+
+def test_parameters_are_born_sharded():
+    task = tiny_task(devices=8, data=2, fsdp=2, tensor=2)
+    state = init_state(task)
+    kernel = state.params["encoder"]["layers"]["mlp"]["wi"]["kernel"]
+    assert kernel.sharding.spec == PartitionSpec(None, "fsdp", "tensor")
+    assert kernel.addressable_shards[0].data.shape == (2, 8, 16)
+    moments = state.opt_state[1][0].mu["encoder"]["layers"]["mlp"]["wi"]["kernel"]
+    assert moments.sharding == kernel.sharding
+
+
+@pytest.mark.parametrize(
+    "config",
+    [T5Config.small(), T5Config.t5_3b(), T5Config.v1_1_small()],
+    ids=["small", "3b", "v1_1_small"],
+)
+def test_rules_match_every_leaf_once(config):
+    shapes = jax.eval_shape(functools.partial(init_params, config), jax.random.key(0))
+    mesh = make_mesh(2, 2, 2)
+    shardings = param_shardings(config, shapes, mesh)
+    used = {s.spec for s in jax.tree.leaves(shardings)}
+    assert PartitionSpec("tensor", "fsdp") in used
+
+
+def test_unknown_and_indivisible_leaves_are_all_named():
+    params = {
+        "encoder": {"new": jnp.zeros(3)},
+        "shared": {"embedding": jnp.zeros((3, 4))},
+    }
+    with pytest.raises(
+        ValueError, match=r"encoder/new: 0 rules(.|\n)*3 does not divide"
+    ):
+        param_shardings(T5Config(), params, make_mesh(2, 2, 2))
+
+
+def test_mesh_must_fill_the_devices():
+    with pytest.raises(ValueError, match="3 x 1 x 1 .* needs 3 devices.*there are 8"):
+        make_mesh(3)

@@ -1,0 +1,74 @@
+"""A tiny run to test the trainer on."""
+
+import dataclasses
+
+import jax
+
+from ntl_jax.models import T5Config
+from ntl_jax.sharding import make_mesh
+from train.config import (
+    DataConfig,
+    EvalConfig,
+    LossConfig,
+    MeshConfig,
+    OptimizerConfig,
+    TrainConfig,
+    mesh_shape,
+)
+from train.inputs import load_inputs, make_vocab
+from train.state import Task, make_task
+
+TINY_MODEL = T5Config(
+    vocab_size=512,
+    d_model=16,
+    d_kv=8,
+    d_ff=32,
+    num_layers=2,
+    num_decoder_layers=2,
+    num_heads=8,
+    dropout_rate=0.1,
+)
+
+TINY = TrainConfig(
+    name="tiny",
+    data=DataConfig(
+        train_size=64,
+        eval_size=20,
+        max_operand=9,
+        batch_size=8,
+        max_source_length=16,
+        max_target_length=8,
+    ),
+    model=TINY_MODEL,
+    loss=LossConfig(was=0.3),
+    optimizer=OptimizerConfig(learning_rate=1e-3),
+    evaluation=EvalConfig(batch_size=16, max_new_tokens=4),
+    mesh=MeshConfig(data=-1),
+    steps=6,
+    log_every=2,
+)
+
+
+def tiny_task(config: TrainConfig = TINY, devices: int = 1, **mesh: int) -> Task:
+    """The static parts of a tiny run on the first `devices` devices."""
+    shape = mesh_shape(dataclasses.replace(MeshConfig(), **mesh), devices)
+    inputs = load_inputs(config, config.model)
+    vocab = make_vocab(config, config.model, inputs)
+    mesh_ = make_mesh(**shape, devices=jax.devices()[:devices])
+    return make_task(config, config.model, vocab, mesh_)
+
+
+def tiny_batch(task: Task, step: int = 0) -> dict:
+    """The host batch of one step."""
+    from train.data import train_batches
+
+    inputs = load_inputs(task.config, task.model)
+    batches = train_batches(
+        inputs.train,
+        batch_size=task.config.data.batch_size,
+        seed=task.config.data.seed,
+        start_step=step,
+    )
+    batch = next(batches)
+    batches.close()
+    return batch

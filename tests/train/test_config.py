@@ -1,0 +1,108 @@
+"""What a config refuses, and where runs are written."""
+
+import dataclasses
+import json
+
+import pytest
+
+from tests.train.helpers import TINY
+from train.config import ConfigError, LossConfig, MeshConfig, mesh_shape
+from train.presets import load_preset, preset_names
+from train.rundir import check_same_run, resolve_run_dir, trained_runs, write_config
+
+
+def change(path: str, value):
+    """TINY with one nested field changed."""
+    head, _, tail = path.partition(".")
+    if tail:
+        value = dataclasses.replace(getattr(TINY, head), **{tail: value})
+    return dataclasses.replace(TINY, **{head: value})
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("steps", 0, "--steps is 0"),
+        ("log_every", 0, "--log-every is 0"),
+        ("checkpoint_every", 0, "--checkpoint-every is 0"),
+        ("evaluation.every", -1, "--evaluation.every is -1"),
+        ("keep_checkpoints", 0, "--keep-checkpoints is 0"),
+        ("loss", LossConfig(ce=None), "every loss term is None"),
+        ("optimizer.schedule", "plateau", "set --evaluation.every too"),
+        ("optimizer.warmup_steps", 6, "leaves nothing of --steps 6"),
+        ("data.batch_size", 12, "--data.batch-size 12 does not divide"),
+        ("evaluation.batch_size", 1, "--evaluation.batch-size 1 does not divide"),
+        ("mesh", MeshConfig(data=3), "does not fill 8 device"),
+        ("mesh", MeshConfig(data=-1, fsdp=-1), "only one mesh axis can be -1"),
+    ],
+)
+def test_contradictions_name_the_flag(path, value, message):
+    with pytest.raises(ConfigError, match=message):
+        change(path, value).validate(num_devices=8)
+
+
+def test_tiny_is_valid():
+    TINY.validate(num_devices=8)
+
+
+def test_mesh_shape_fills_in():
+    assert mesh_shape(MeshConfig(data=-1, fsdp=2), 8) == {
+        "data": 4,
+        "fsdp": 2,
+        "tensor": 1,
+    }
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_loads_and_is_valid(name):
+    config, description = load_preset(name)
+    config.validate(num_devices=1)
+    assert config.name == name
+    assert description.endswith(".")
+
+
+def test_unknown_preset_lists_the_known():
+    with pytest.raises(ConfigError, match=r"'quickstat'.*quickstart"):
+        load_preset("quickstat")
+
+
+def test_run_dirs_are_never_reused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = resolve_run_dir(TINY)
+    assert str(first) == "runs/tiny"
+    first.mkdir(parents=True)
+    second = resolve_run_dir(TINY)
+    assert str(second) == "runs/tiny-2"
+    second.mkdir()
+    (tmp_path / "runs" / "tiny-other").mkdir()
+    assert str(resolve_run_dir(TINY)) == "runs/tiny-3"
+    assert resolve_run_dir(change("resume", True)) == second
+
+
+def test_nothing_to_resume(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="no run called tiny"):
+        resolve_run_dir(change("resume", True))
+
+
+def test_a_named_folder_is_not_overwritten(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty"):
+        resolve_run_dir(change("run_dir", str(tmp_path)))
+
+
+def test_resume_refuses_another_loss_and_names_it(tmp_path):
+    write_config(tmp_path, TINY)
+    check_same_run(tmp_path, change("log_every", 5))
+    with pytest.raises(ConfigError, match=r"--loss.was: 0.3 then, 2.0 now"):
+        check_same_run(tmp_path, change("loss.was", 2.0))
+
+
+def test_damaged_or_missing_runs_are_named(tmp_path):
+    with pytest.raises(ConfigError, match="no run in"):
+        trained_runs(tmp_path / "absent")
+    with pytest.raises(ConfigError, match="holds no checkpoint"):
+        trained_runs(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"name": 1})[:-1])
+    with pytest.raises(ConfigError, match="is damaged"):
+        check_same_run(tmp_path, TINY)
