@@ -1,5 +1,6 @@
 """load_splits over generated, raw and JSONL data, and the TensorFlow-free builders."""
 
+import dataclasses
 import http.server
 import json
 import subprocess
@@ -235,6 +236,11 @@ def test_data_is_downloaded_when_no_folder_is_named(server, tmp_path, monkeypatc
     splits = load_splits(data)
     assert list(splits.train) == [{"question": "train-easy?", "answer": "1"}]
     assert splits.evaluation["extrapolation"][0]["question"] == "extrapolate?"
+
+    with pytest.raises(DataError, match=r"no folder holds m__c\.txt; check the module"):
+        load_splits(dataclasses.replace(data, modules=("m__c",)))
+    with pytest.raises(DataError, match=r"m__a.* has no split 'extrapolate', only"):
+        load_splits(dataclasses.replace(data, extrapolation_modules=("m__a",)))
 
     monkeypatch.setattr(builders.Gsm8k, "url", url + "/gone/{split}.jsonl")
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "empty"))
