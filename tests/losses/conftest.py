@@ -30,8 +30,6 @@ def batch() -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 @pytest.fixture
-def unhooked():
+def unhooked(monkeypatch):
     """Switches the test-only shape checker off: users meet our errors, not its."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
