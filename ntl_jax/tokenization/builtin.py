@@ -50,14 +50,14 @@ def builtin_tokenizer() -> HuggingFaceTokenizer:
     stands for a space, comes back as one.
 
     Returns:
-      A tokenizer with ``len(tokenizer) == 512``.
+        A tokenizer with ``len(tokenizer) == 512``.
 
     Example:
-      >>> tokenizer = builtin_tokenizer()
-      >>> tokenizer.encode("What is 12 plus 30?")
-      [99, 164, 13, 4, 5, 191, 13, 6, 3, 35, 1]
-      >>> tokenizer.decode([3 + 4, 3 + 2, 1])
-      '42'
+        >>> tokenizer = builtin_tokenizer()
+        >>> tokenizer.encode("What is 12 plus 30?")
+        [99, 164, 13, 4, 5, 191, 13, 6, 3, 35, 1]
+        >>> tokenizer.decode([3 + 4, 3 + 2, 1])
+        '42'
     """
     pieces = _pieces()
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=2, byte_fallback=True))

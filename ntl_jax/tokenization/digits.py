@@ -1,10 +1,12 @@
 """Any fast tokenizer, with numbers split into single digits."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 from ntl_jax.tokenization.hugging_face import HuggingFaceTokenizer, from_transformers
 
 _DIGITS = frozenset("0123456789")
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # how byte fallback spells a byte
 
 
 class DigitTokenizer:
@@ -12,22 +14,22 @@ class DigitTokenizer:
 
     T5's ``\u25811800`` becomes ``\u2581 1 8 0 0``. No token is added, so pretrained
     embeddings stay as they are; the model only meets shorter pieces. Special and added
-    tokens (``<extra_id_0>``) stay whole, and so does a piece with a character that has
-    no token of its own.
+    tokens (``<extra_id_0>``) stay whole, as do bytes (``<0xC3>``) and a piece with a
+    character that has no token of its own.
 
     Args:
-      base: a fast tokenizer of `transformers`, or a `HuggingFaceTokenizer`. It is not
-        changed.
+        base: a fast tokenizer of `transformers`, or a `HuggingFaceTokenizer`. It is not
+            changed.
 
     Raises:
-      TypeError: base is neither.
-      ValueError: base lacks a token for a digit, or an end-of-sequence token.
+        TypeError: base is neither.
+        ValueError: base lacks a token for a digit, or an end-of-sequence token.
 
     Example:
-      >>> from ntl_jax.tokenization import builtin_tokenizer
-      >>> tokenizer = DigitTokenizer(builtin_tokenizer())
-      >>> tokenizer.decode(tokenizer.encode("12 + 30"))
-      '12 + 30'
+        >>> from ntl_jax.tokenization import builtin_tokenizer
+        >>> tokenizer = DigitTokenizer(builtin_tokenizer())
+        >>> tokenizer.decode(tokenizer.encode("12 + 30"))
+        '12 + 30'
 
     Source: *Regress, Don't Guess* (ICML 2025), its single-digit T5 tokenizer; there,
     digits of every script count, here ASCII's.
@@ -83,7 +85,7 @@ def _characters_of(base: HuggingFaceTokenizer) -> list[tuple[int, ...]]:
         (token_id,) for token_id in range(max(vocab.values()) + 1)
     ]
     for piece, token_id in vocab.items():
-        if token_id in added or _DIGITS.isdisjoint(piece):
+        if token_id in added or _DIGITS.isdisjoint(piece) or _BYTE.fullmatch(piece):
             continue
         characters = tuple(vocab.get(character, -1) for character in piece)
         if -1 not in characters:

@@ -30,9 +30,9 @@ class HuggingFaceTokenizer:
     """A Rust tokenizer whose every text ends with the end-of-sequence token.
 
     Args:
-      backend: a `tokenizers.Tokenizer`. A copy is kept, without truncation or padding.
-      pad_token_id: id that fills rows up; lengths, not this id, say what is padding.
-      eos_token_id: id appended to a text where the backend's own template does not.
+        backend: a `tokenizers.Tokenizer`. A copy is kept, that neither cuts nor pads.
+        pad_token_id: id that fills rows up; lengths, not this id, say what is padding.
+        eos_token_id: id appended to a text where the backend's own template does not.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ def from_transformers(tokenizer) -> HuggingFaceTokenizer:
     comparing ids with the padding id.
 
     Args:
-      tokenizer: a `transformers.PreTrainedTokenizerFast` such as T5's or GPT-2's.
+        tokenizer: a `transformers.PreTrainedTokenizerFast` such as T5's or GPT-2's.
 
     Returns:
-      The same vocabulary and ids; every encoded text ends with `eos_token_id`.
+        The same vocabulary and ids; every encoded text ends with `eos_token_id`.
 
     Raises:
-      TypeError: the tokenizer has no Rust backend.
-      ValueError: the tokenizer has no end-of-sequence token.
+        TypeError: the tokenizer has no Rust backend.
+        ValueError: the tokenizer has no end-of-sequence token.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, RustTokenizer):

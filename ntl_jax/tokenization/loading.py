@@ -11,21 +11,21 @@ def load_tokenizer(name: str, *, split_digits: bool = True) -> Tokenizer:
     """Loads a tokenizer.
 
     Args:
-      name: ``"builtin"``; a local folder (or one with a leading ``~``) that
-        `transformers` can read; or a hub id such as ``"google-t5/t5-small"``.
-      split_digits: whether numbers become single digits. The built-in tokenizer knows
-        nothing else.
+        name: ``"builtin"``; a local folder (or one with a leading ``~``) that
+            `transformers` can read; or a hub id such as ``"google-t5/t5-small"``.
+        split_digits: whether numbers become single digits. The built-in tokenizer knows
+            nothing else.
 
     Returns:
-      A tokenizer whose every encoded text ends with end-of-sequence.
+        A tokenizer whose every encoded text ends with end-of-sequence.
 
     Raises:
-      ValueError: there is no such folder or hub id, or the hub cannot be reached.
-      ImportError: a folder or hub id needs `transformers`, which is not installed.
+        ValueError: there is no such folder or hub id, or the hub cannot be reached.
+        ImportError: a folder or hub id needs `transformers`, which is not installed.
 
     Example:
-      >>> len(load_tokenizer("builtin"))
-      512
+        >>> len(load_tokenizer("builtin"))
+        512
     """
     if name == "builtin":
         return builtin_tokenizer()

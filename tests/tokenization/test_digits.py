@@ -153,6 +153,12 @@ def test_added_tokens_with_digits_stay_whole():
     assert pieces(DigitTokenizer(base), "[7up]7") == ["[7up]", "7", "</s>"]
 
 
+def test_bytes_stay_whole():
+    tokenizer = DigitTokenizer(builtin_tokenizer())
+    assert pieces(tokenizer, "\u00e91") == ["<0xC3>", "<0xA9>", "1", "</s>"]
+    assert tokenizer.decode(tokenizer.encode("\u00e9 12")) == "\u00e9 12"
+
+
 def test_slow_tokenizers_and_those_without_an_end_are_refused():
     with pytest.raises(TypeError, match="object is no fast tokenizer"):
         DigitTokenizer(object())
