@@ -34,22 +34,22 @@ def numeric_metrics(
     * ``n``: N.
 
     Args:
-      predictions: N generated texts.
-      references: N answers, each with at least one number.
-      mode: ``"paper"`` reads numbers as the paper's code does, and clips predictions
-        to +-1e10. Otherwise only what lies beyond +-1e100 is clipped.
+        predictions: N generated texts.
+        references: N answers, each with at least one number.
+        mode: ``"paper"`` reads numbers as the paper's code does, and clips predictions
+            to +-1e10. Otherwise only what lies beyond +-1e100 is clipped.
 
     Returns:
-      The numbers above; None, never NaN, where one is undefined: too few pairs, or
-      correlation and R2 of constant numbers.
+        The numbers above; None, never NaN, where one is undefined: too few pairs, or
+        correlation and R2 of constant numbers.
 
     Raises:
-      ValueError: lengths differ, are zero, or a reference holds no number.
+        ValueError: lengths differ, are zero, or a reference holds no number.
 
     Example:
-      >>> scores = numeric_metrics(["It is 3", "4.0", "five"], ["3", "4", "7"])
-      >>> round(scores["number_accuracy"], 3), scores["mae"], scores["n"]
-      (0.667, 0.0, 3)
+        >>> scores = numeric_metrics(["It is 3", "4.0", "five"], ["3", "4", "7"])
+        >>> round(scores["number_accuracy"], 3), scores["mae"], scores["n"]
+        (0.667, 0.0, 3)
 
     Source: *Regress, Don't Guess* (ICML 2025), section on evaluation.
     """

@@ -42,13 +42,13 @@ def find_numbers(text: str, *, mode: Mode = "grammar") -> list[Number]:
     """All numbers of a text, from left to right, as exact decimals.
 
     Args:
-      text: any text.
-      mode: ``"grammar"``, as above, or ``"paper"``: every match of
-        ``[+-]?\\s*\\d+(\\.\\d+)?``. The latter reads 62-8 as 62 and -8, 1,000 as 1 and
-        0, and .5 as 5; for tables that must agree with the paper's.
+        text: any text.
+        mode: ``"grammar"``, as above, or ``"paper"``: every match of
+            ``[+-]?\\s*\\d+(\\.\\d+)?``. The latter reads 62-8 as 62 and -8, 1,000 as 1
+            and 0, and .5 as 5; for tables that must agree with the paper's.
 
     Returns:
-      The numbers; empty where there is none.
+        The numbers; empty where there is none.
 
     Source: *Regress, Don't Guess* (ICML 2025), its evaluation code, for
     ``mode="paper"``.

@@ -59,9 +59,9 @@ class Gsm8k(_QuestionsBuilder):
     """GSM8K, cleaned as `read_gsm8k` does; splits ``train`` and ``test``.
 
     Args:
-      raw_dir: folder of ``{train,test}.jsonl[.gz]``; None downloads them from GitHub.
-      data_dir: where the ArrayRecord files go; by default ``$TFDS_DATA_DIR``, else
-        ``~/tensorflow_datasets``.
+        raw_dir: folder of ``{train,test}.jsonl[.gz]``; None downloads them from GitHub.
+        data_dir: where the ArrayRecord files go; by default ``$TFDS_DATA_DIR``, else
+            ``~/tensorflow_datasets``.
     """
 
     name = "ntl_gsm8k"
@@ -93,10 +93,10 @@ class Mathematics(_QuestionsBuilder):
     difficulties and leaves extrapolation out.
 
     Args:
-      config: `mathematics_config(module)`.
-      raw_dir: folder of ``SPLIT/MODULE.txt[.gz]``; None downloads release v1.0.
-      data_dir: where the ArrayRecord files go; by default ``$TFDS_DATA_DIR``, else
-        ``~/tensorflow_datasets``.
+        config: `mathematics_config(module)`.
+        raw_dir: folder of ``SPLIT/MODULE.txt[.gz]``; None downloads release v1.0.
+        data_dir: where the ArrayRecord files go; by default ``$TFDS_DATA_DIR``, else
+            ``~/tensorflow_datasets``.
     """
 
     name = "ntl_mathematics"
@@ -158,7 +158,7 @@ def prepare(builder: tfds.core.DatasetBuilder) -> tfds.core.DatasetBuilder:
     """Downloads what is missing and writes the ArrayRecord files, unless they exist.
 
     Raises:
-      DataError: the download failed.
+        DataError: the download failed.
     """
     try:
         builder.download_and_prepare(

@@ -28,20 +28,20 @@ def train_batches(
     number of processes was.
 
     Args:
-      dataset: N rows.
-      batch_size: rows a step, over all processes.
-      seed: of the permutations, any non-negative integer.
-      start_step: the first step to deliver.
-      process_index: this process; it gets the process_index-th part of each batch.
-      process_count: how many processes share a batch.
+        dataset: N rows.
+        batch_size: rows a step, over all processes.
+        seed: of the permutations, any non-negative integer.
+        start_step: the first step to deliver.
+        process_index: this process; it gets the process_index-th part of each batch.
+        process_count: how many processes share a batch.
 
     Returns:
-      Batches as `TokenizedDataset.batch` makes them, B = batch_size / process_count.
-      Threads read ahead; closing the iterator ends them.
+        Batches as `TokenizedDataset.batch` makes them, B = batch_size / process_count.
+        Threads read ahead; closing the iterator ends them.
 
     Raises:
-      DataError: batch_size is not a positive multiple of process_count, or an index is
-        out of range.
+        DataError: batch_size is not a positive multiple of process_count, or an index
+            is out of range.
     """
     local = _local_slice(batch_size, process_index, process_count)
     if start_step < 0 or seed < 0:
@@ -68,17 +68,17 @@ def eval_batches(
     """Every row once, in order; the last batch is filled up with rows of weight 0.
 
     Args:
-      dataset: N rows.
-      batch_size: rows a batch, over all processes.
-      process_index: this process; it gets the process_index-th part of each batch.
-      process_count: how many processes share a batch.
+        dataset: N rows.
+        batch_size: rows a batch, over all processes.
+        process_index: this process; it gets the process_index-th part of each batch.
+        process_count: how many processes share a batch.
 
     Returns:
-      ceil(N / batch_size) batches, all of one shape, with ``weights`` f32[B] besides:
-      1 for a row, 0 for filling (a copy of the last row).
+        ceil(N / batch_size) batches, all of one shape, with ``weights`` f32[B] besides:
+        1 for a row, 0 for filling (a copy of the last row).
 
     Raises:
-      DataError: as `train_batches`.
+        DataError: as `train_batches`.
     """
     local = _local_slice(batch_size, process_index, process_count)
     last = len(dataset) - 1

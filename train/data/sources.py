@@ -46,23 +46,23 @@ def arithmetic_questions(
     99, three digits instead of up to two.
 
     Args:
-      n: how many rows.
-      seed: equal seeds give equal rows.
-      max_operand: largest operand of training, at least 9.
-      split: which of the three sets.
+        n: how many rows.
+        seed: equal seeds give equal rows.
+        max_operand: largest operand of training, at least 9.
+        split: which of the three sets.
 
     Returns:
-      n rows ``{"question": ..., "answer": ...}``, the first n of an endless sequence;
-      answers may be negative.
+        n rows ``{"question": ..., "answer": ...}``, the first n of an endless sequence;
+        answers may be negative.
 
     Raises:
-      DataError: max_operand is below 9 (too few pairs to hold any out), or n below 0.
+        DataError: max_operand is below 9 (too few pairs to hold any out), or n below 0.
 
     Example:
-      >>> for row in arithmetic_questions(2, seed=0, max_operand=99):
-      ...     print(row["question"], row["answer"])
-      Calculate 85 - 63. 22
-      What is the sum of 51 and 26? 77
+        >>> for row in arithmetic_questions(2, seed=0, max_operand=99):
+        ...     print(row["question"], row["answer"])
+        Calculate 85 - 63. 22
+        What is the sum of 51 and 26? 77
     """
     if max_operand < 9:
         raise DataError(f"max_operand must be at least 9, got {max_operand}")
@@ -107,11 +107,11 @@ def read_mathematics(path: str | os.PathLike) -> LineRows:
     """Reads a module of DeepMind's mathematics dataset: question and answer lines.
 
     Args:
-      path: a ``.txt`` or ``.txt.gz`` file whose lines alternate.
+        path: a ``.txt`` or ``.txt.gz`` file whose lines alternate.
 
     Raises:
-      DataError: the file is missing, empty or not UTF-8, or its last question lacks an
-        answer.
+        DataError: the file is missing, empty or not UTF-8, or its last question lacks
+            an answer.
 
     Source: Saxton et al., *Analysing Mathematical Reasoning Abilities of Neural
     Models* (2019), release v1.0.
@@ -130,12 +130,12 @@ def read_jsonl(path: str | os.PathLike) -> list[Row]:
     """Reads ``{"question": ..., "answer": ...}`` objects, one a line.
 
     Args:
-      path: a ``.jsonl`` or ``.jsonl.gz`` file. Further keys are left out, blank lines
-        skipped.
+        path: a ``.jsonl`` or ``.jsonl.gz`` file. Further keys are left out, blank lines
+            skipped.
 
     Raises:
-      DataError: the file is missing, empty or not UTF-8, or a line is no JSON object
-        with both keys as strings.
+        DataError: the file is missing, empty or not UTF-8, or a line is no JSON object
+            with both keys as strings.
     """
     rows = []
     for number, line in enumerate(_read_text(path).split(b"\n"), start=1):
@@ -170,10 +170,10 @@ def read_gsm8k(path: str | os.PathLike) -> list[Row]:
     """Reads a split of GSM8K, calculator marks removed, numbers in plain digits.
 
     Args:
-      path: ``train.jsonl`` or ``test.jsonl`` of the official release, or gzipped.
+        path: ``train.jsonl`` or ``test.jsonl`` of the official release, or gzipped.
 
     Raises:
-      DataError: as `read_jsonl`.
+        DataError: as `read_jsonl`.
 
     Source: Cobbe et al., *Training Verifiers to Solve Math Word Problems* (2021); the
     clean-up of *Regress, Don't Guess* (ICML 2025).
@@ -197,7 +197,7 @@ def find_file(folder: str | os.PathLike, name: str) -> pathlib.Path:
     """The file of that name in a folder, or its gzipped twin.
 
     Raises:
-      DataError: neither is there.
+        DataError: neither is there.
     """
     path = pathlib.Path(folder) / name
     for candidate in (path, path.with_name(name + ".gz")):

@@ -43,14 +43,14 @@ def load_splits(data: DataConfig) -> Splits:
     are downloaded.
 
     Args:
-      data: train_size rows are spread evenly over mathematics' files; eval_size rows
-        over its modules; elsewhere both take the first ones.
+        data: train_size rows are spread evenly over mathematics' files; eval_size rows
+            over its modules; elsewhere both take the first ones.
 
     Returns:
-      Rows ``{"question": str, "answer": str}``, in random-access sequences.
+        Rows ``{"question": str, "answer": str}``, in random-access sequences.
 
     Raises:
-      DataError: a file is missing or broken, or holds fewer rows than train_size.
+        DataError: a file is missing or broken, or holds fewer rows than train_size.
     """
     loaders = {
         "arithmetic": _arithmetic,

@@ -20,8 +20,8 @@ class Ragged:
     """Rows of different lengths, end to end: row i is values[offsets[i]:offsets[i+1]].
 
     Args:
-      values: i32[total].
-      offsets: i64[N + 1], from 0 to total.
+        values: i32[total].
+        offsets: i64[N + 1], from 0 to total.
     """
 
     values: np.ndarray
@@ -52,13 +52,13 @@ class TokenizedDataset:
     """N questions and answers as token ids, in host memory.
 
     Args:
-      sources: ids of the questions, end-of-sequence last.
-      targets: ids of the answers, end-of-sequence last.
-      pad_token_id: what fills questions up.
-      source_length: S, the padded length of questions [tokens].
-      target_length: T, the padded length of answers [tokens].
-      truncated_sources: how many questions were too long and were cut.
-      truncated_targets: how many answers were.
+        sources: ids of the questions, end-of-sequence last.
+        targets: ids of the answers, end-of-sequence last.
+        pad_token_id: what fills questions up.
+        source_length: S, the padded length of questions [tokens].
+        target_length: T, the padded length of answers [tokens].
+        truncated_sources: how many questions were too long and were cut.
+        truncated_targets: how many answers were.
     """
 
     sources: Ragged
@@ -76,8 +76,8 @@ class TokenizedDataset:
         """The rows [B] as a padded batch.
 
         Returns:
-          ``input_ids`` i32[B, S], ``attention_mask`` bool[B, S], and ``labels``
-          i32[B, T] with -100 after the end-of-sequence token.
+            ``input_ids`` i32[B, S], ``attention_mask`` bool[B, S], and ``labels``
+            i32[B, T] with -100 after the end-of-sequence token.
         """
         input_ids, mask = self.sources.pad(rows, self.source_length, self.pad_token_id)
         labels, _ = self.targets.pad(rows, self.target_length, IGNORE_INDEX)
@@ -98,14 +98,14 @@ def tokenize_rows(
     longest rows after that, rounded up to a multiple of 8.
 
     Args:
-      rows: N rows, at least one.
-      tokenizer: whose `encode_batch` ends each text with end-of-sequence.
-      max_source_length: questions keep at most so many tokens.
-      max_target_length: answers keep at most so many tokens.
-      vocab_size: the model's number of logit columns; every id must be below it.
+        rows: N rows, at least one.
+        tokenizer: whose `encode_batch` ends each text with end-of-sequence.
+        max_source_length: questions keep at most so many tokens.
+        max_target_length: answers keep at most so many tokens.
+        vocab_size: the model's number of logit columns; every id must be below it.
 
     Raises:
-      DataError: no rows, a maximum below 1, or an id outside the vocabulary.
+        DataError: no rows, a maximum below 1, or an id outside the vocabulary.
     """
     if not len(rows):
         raise DataError("no rows to tokenise; check the files and train_size/eval_size")
@@ -115,8 +115,12 @@ def tokenize_rows(
     ):
         if length < 1:
             raise DataError(f"{name} must be at least 1, got {length}")
-    sources, cut_sources = _encode(rows, "question", tokenizer, max_source_length)
-    targets, cut_targets = _encode(rows, "answer", tokenizer, max_target_length)
+    source, target = _Column(max_source_length), _Column(max_target_length)
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        chunk = rows[start : start + _ROWS_AT_ONCE]
+        source.extend([row["question"] for row in chunk], tokenizer)
+        target.extend([row["answer"] for row in chunk], tokenizer)
+    sources, targets = source.ragged(), target.ragged()
     if vocab_size is not None:
         for name, ragged in (("question", sources), ("answer", targets)):
             _check_range(name, ragged, vocab_size)
@@ -126,28 +130,33 @@ def tokenize_rows(
         pad_token_id=tokenizer.pad_token_id,
         source_length=_round_up(sources.longest()),
         target_length=_round_up(targets.longest()),
-        truncated_sources=cut_sources,
-        truncated_targets=cut_targets,
+        truncated_sources=source.truncated,
+        truncated_targets=target.truncated,
     )
 
 
-def _encode(
-    rows: Sequence[Row], key: str, tokenizer: Tokenizer, max_length: int
-) -> tuple[Ragged, int]:
-    """Ids of one column, cut to max_length; and how many rows were cut."""
-    chunks, lengths, cut = [], [], 0
-    for start in range(0, len(rows), _ROWS_AT_ONCE):
-        chunk = rows[start : start + _ROWS_AT_ONCE]
-        encoded = tokenizer.encode_batch([row[key] for row in chunk])
+class _Column:
+    """Collects the ids of one column of the rows, cut to a maximal length."""
+
+    def __init__(self, max_length: int) -> None:
+        self.truncated = 0
+        self._max_length = max_length
+        self._values: list[np.ndarray] = []
+        self._lengths: list[int] = []
+
+    def extend(self, texts: list[str], tokenizer: Tokenizer) -> None:
+        encoded = tokenizer.encode_batch(texts)
         for ids in encoded:
-            if len(ids) > max_length:
-                ids[max_length - 1 :] = [tokenizer.eos_token_id]
-                cut += 1
-        lengths.extend(map(len, encoded))
+            if len(ids) > self._max_length:
+                ids[self._max_length - 1 :] = [tokenizer.eos_token_id]
+                self.truncated += 1
         flat = [token_id for ids in encoded for token_id in ids]
-        chunks.append(np.array(flat, np.int32))
-    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    return Ragged(np.concatenate(chunks), offsets), cut
+        self._values.append(np.array(flat, np.int32))
+        self._lengths.extend(map(len, encoded))
+
+    def ragged(self) -> Ragged:
+        ends = np.cumsum(self._lengths, dtype=np.int64)
+        return Ragged(np.concatenate(self._values), np.concatenate([[0], ends]))
 
 
 def _check_range(name: str, ragged: Ragged, vocab_size: int) -> None:
