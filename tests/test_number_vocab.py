@@ -180,11 +180,11 @@ def test_t5_hides_numbers_from_the_digits_policy(t5_tokenizer, gsm8k_answers):
     numbers = NumberVocab.from_tokenizer(
         t5_tokenizer, vocab_size=32128, policy="numbers"
     )
-    plain = ["1234", "2500 and 1998", "3456"]
-    assert digits.coverage(t5_tokenizer, plain) < 0.2
+    plain = ["1234", "2500", "98765"]  # pieces such as 12 and 34
+    assert digits.coverage(t5_tokenizer, plain) == 0.0
     assert numbers.coverage(t5_tokenizer, plain) == 1.0
-    assert digits.coverage(t5_tokenizer, gsm8k_answers) < 0.5
-    assert numbers.coverage(t5_tokenizer, gsm8k_answers) > 0.9
+    assert digits.coverage(t5_tokenizer, gsm8k_answers) < 0.2
+    assert numbers.coverage(t5_tokenizer, gsm8k_answers) > 0.8  # not in 50% or 1/
 
 
 def test_a_tokenizer_shorter_than_the_logits(t5_tokenizer):
