@@ -67,12 +67,11 @@ def ours(model, **changes) -> tuple[T5Config, Params]:
 
 
 def batch(seed: int = 0, rows: int = 3, source: int = 40, target: int = 9) -> dict:
-    """Random tokens; one row is padded on the right and one on the left."""
+    """Random tokens; the second row is padded on the right, the third on the left."""
     draw = np.random.default_rng(seed)
     mask = np.ones((rows, source), np.int32)
-    mask[1, source // 3 :] = 0
-    if rows > 2:
-        mask[2, : source // 4] = 0
+    mask[1:2, source // 3 :] = 0
+    mask[2:3, : source // 4] = 0
     return {
         "input_ids": draw.integers(2, 50, (rows, source), dtype=np.int32),
         "attention_mask": mask,

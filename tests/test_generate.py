@@ -1,0 +1,166 @@
+"""Greedy decoding against transformers, and against the model without a cache."""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from ntl_jax.generate import greedy
+from ntl_jax.models import T5Config, bind, init_params
+from tests.tiny_t5 import KINDS, batch, ours, perturbed, torch_model
+
+CONFIG = T5Config(
+    vocab_size=50,
+    d_model=32,
+    d_kv=12,
+    d_ff=48,
+    num_layers=2,
+    num_decoder_layers=2,
+    num_heads=4,
+    tie_word_embeddings=False,  # a tied random model echoes its last token
+)
+NEW_TOKENS = 16
+
+
+def generate(config, params, data, **options):
+    tokens = greedy(
+        config,
+        params,
+        data["input_ids"],
+        attention_mask=data["attention_mask"],
+        max_new_tokens=options.pop("max_new_tokens", NEW_TOKENS),
+    )
+    return np.asarray(tokens)
+
+
+def generate_torch(model, data):
+    import torch
+
+    tokens = model.generate(
+        torch.from_numpy(data["input_ids"]).long(),
+        attention_mask=torch.from_numpy(data["attention_mask"]).long(),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        num_beams=1,
+    )[:, 1:].numpy()  # without the start token
+    missing = NEW_TOKENS - tokens.shape[1]
+    return np.pad(tokens, ((0, 0), (0, missing)), constant_values=0)
+
+
+def lively(kind, seed):
+    """A random model whose answers differ and, at times, end."""
+    model = torch_model(kind, seed)
+    model.shared.weight.data.mul_(0.3 if kind == "v1_0" else 1.0)
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_equal_transformers(kind):
+    ended, seen, differed = 0, set(), 0
+    for seed in range(8):
+        model, data = lively(kind, seed), batch(seed, rows=4)
+        config, params = ours(model)
+        want, got = generate_torch(model, data), generate(config, params, data)
+        assert np.array_equal(got, want), seed
+        ended += (want == config.eos_token_id).any(axis=1).sum()
+        seen |= set(want.reshape(-1).tolist())
+        path = "decoder/final_norm/scale"
+        wrong = generate(config, perturbed(params, path), data)
+        differed += not np.array_equal(wrong, want)
+    assert ended > 0 and len(seen) > 8  # the answers are worth comparing
+    assert differed > 0  # and the comparison can fail
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_step_of_the_cache_equals_the_whole_model(tied):
+    config = dataclasses.replace(CONFIG, tie_word_embeddings=tied)
+    params, data = init_params(config, jax.random.key(0)), batch()
+    model, mask = bind(config, params), jnp.asarray(data["attention_mask"])
+    tokens = jnp.asarray(data["labels"])
+    whole = jax.jit(
+        lambda p: bind(config, p).hidden(data["input_ids"], tokens, attention_mask=mask)
+    )(params)
+    encoded = model.encode(jnp.asarray(data["input_ids"]), mask)
+    cache = model.start_cache(encoded, mask, tokens.shape[1])
+    step = jax.jit(lambda p, t, i, c: bind(config, p).decode_step(t, i, c))
+    for position in range(tokens.shape[1]):
+        hidden, cache = step(params, tokens[:, position], jnp.int32(position), cache)
+        want = whole[:, position : position + 1]
+        chex.assert_trees_all_close(hidden, want, atol=1e-5)
+        assert np.abs(whole[:, position - 1 : position or None] - hidden).max() > 1e-3
+
+
+def test_rows_are_padded_after_their_end_and_the_loop_stops():
+    params, data = init_params(CONFIG, jax.random.key(0)), batch()
+    free = generate(CONFIG, params, data)
+    # The row's third token is declared to be the end.
+    ending = dataclasses.replace(CONFIG, eos_token_id=int(free[0, 2]))
+    tokens = generate(ending, params, data)
+    first = int(np.argmax(free[0] == free[0, 2]))
+    assert np.array_equal(tokens[0, : first + 1], free[0, : first + 1])
+    assert (tokens[0, first + 1 :] == CONFIG.pad_token_id).all()
+    for row, other in zip(tokens, free, strict=True):
+        end = np.flatnonzero(other == ending.eos_token_id)
+        upto = end[0] + 1 if len(end) else NEW_TOKENS
+        assert np.array_equal(row[:upto], other[:upto])
+        assert (row[upto:] == CONFIG.pad_token_id).all()
+
+
+def test_answers_do_not_depend_on_the_batch_or_its_padding():
+    params, data = init_params(CONFIG, jax.random.key(0)), batch()
+    together = generate(CONFIG, params, data)
+    length = int(data["attention_mask"][1].sum())
+    alone = greedy(
+        CONFIG, params, data["input_ids"][1:2, :length], max_new_tokens=NEW_TOKENS
+    )
+    assert np.array_equal(alone[0], together[1])
+
+
+def test_shorter_answers_are_prefixes():
+    params, data = init_params(CONFIG, jax.random.key(0)), batch()
+    whole = generate(CONFIG, params, data)
+    assert np.array_equal(
+        generate(CONFIG, params, data, max_new_tokens=1), whole[:, :1]
+    )
+
+
+def test_sharded_batch_gives_the_same_tokens():
+    params, data = init_params(CONFIG, jax.random.key(0)), batch(rows=8)
+    want = generate(CONFIG, params, data)
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    rows, everywhere = (
+        NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ())
+    )
+    got = generate(
+        CONFIG, jax.device_put(params, everywhere), jax.device_put(data, rows)
+    )
+    assert np.array_equal(got, want)
+
+
+def test_one_program_serves_every_batch_of_a_shape():
+    params = init_params(CONFIG, jax.random.key(0))
+    before = greedy._cache_size()
+    for seed in range(3):
+        generate(CONFIG, params, batch(seed, rows=5))
+    assert greedy._cache_size() == before + 1
+
+
+def test_bfloat16_decodes():
+    low = dataclasses.replace(CONFIG, dtype="bfloat16")
+    params, data = init_params(low, jax.random.key(0)), batch()
+    tokens = generate(low, params, data)
+    assert ((tokens >= 0) & (tokens < 50)).all()
+    assert (tokens[:, 0] == generate(CONFIG, params, data)[:, 0]).mean() > 0.5
+
+
+def test_wrong_arguments_are_explained():
+    params, data = init_params(CONFIG, jax.random.key(0)), batch()
+    with pytest.raises(ValueError, match="max_new_tokens is 0"):
+        generate(CONFIG, params, data, max_new_tokens=0)
+    data["attention_mask"] = data["attention_mask"][:, 1:]
+    with pytest.raises(ValueError, match="attention_mask"):
+        generate(CONFIG, params, data)
