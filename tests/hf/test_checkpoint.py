@@ -4,16 +4,18 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import chex
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ntl_jax.hf import CheckpointError, load_checkpoint, save_checkpoint, t5
-from ntl_jax.hf.mapping import flatten, write_tensors
-from ntl_jax.models import T5Config, bind
+from ntl_jax.hf import CheckpointError, load_checkpoint, save_checkpoint
+from ntl_jax.hf.mapping import flatten
+from ntl_jax.models import T5Config, bind, init_params
 from tests.models.test_t5 import GATED, TINY, TOLERANCE, run, run_torch
 from tests.tiny_t5 import KINDS, batch, ours, perturbed, torch_model
 
@@ -27,27 +29,10 @@ def written(tmp_path):
 
 
 def random_params(config, seed=0):
-    """Parameters without a draw of the model's own: quick, and nothing is constant."""
-    draw = np.random.default_rng(seed)
-    names = {
-        key: draw.normal(size=shape).astype(np.float32)
-        for key, shape in tensor_shapes(config).items()
-    }
-    from tests.tiny_t5 import to_params
-
-    return config, to_params(config, names)
-
-
-def tensor_shapes(config):
-    from functools import partial
-
-    import jax
-
-    from ntl_jax.models import init_params
-
+    """A config with parameters none of which is constant."""
     shapes = jax.eval_shape(partial(init_params, config), jax.random.key(0))
-    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
-    return {k: v.shape for k, v in write_tensors(t5.table(config), zeros).items()}
+    draw = np.random.default_rng(seed).standard_normal
+    return config, jax.tree.map(lambda x: draw(x.shape, np.float32), shapes)
 
 
 def assert_same(got, want):
