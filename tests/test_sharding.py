@@ -79,5 +79,5 @@ def test_unknown_and_indivisible_leaves_are_all_named():
 
 
 def test_mesh_must_fill_the_devices():
-    with pytest.raises(ValueError, match="3 x 1 x 1 .* needs 3 devices.*there are 8"):
+    with pytest.raises(ValueError, match=r"3 x 1 x 1 .* needs 3 devices.*there are 8"):
         make_mesh(3)

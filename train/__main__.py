@@ -13,6 +13,7 @@ import sys
 
 import tyro
 from absl import flags
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from train.compare import run_comparison
 from train.config import ConfigError, TrainConfig
@@ -36,7 +37,8 @@ def main(arguments: list[str]) -> int:
         return 0
     command, *rest = arguments
     try:
-        return _run(command, rest)
+        with logging_redirect_tqdm([logging.getLogger("train")]):
+            return _run(command, rest)
     except EXPECTED as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -24,6 +24,11 @@ def loss_name(loss: LossConfig) -> str:
     return "+".join(parts)
 
 
+def folder_name(loss: str) -> str:
+    """A loss's name as a folder: `ce-0.3was`."""
+    return loss.replace("+", "-")
+
+
 def variants(config: TrainConfig) -> dict[str, TrainConfig]:
     """The runs of a comparison by name, cross entropy alone first.
 
@@ -57,8 +62,9 @@ def run_comparison(config: TrainConfig, run_dir: pathlib.Path) -> str:
     results = {}
     for name, variant in variants(config).items():
         logger.info("training with %s", name)
-        results[name] = run(variant, run_dir / name).results
+        results[name] = run(variant, run_dir / folder_name(name)).results
     table = comparison_table(results)
     (run_dir / TABLE_FILE).write_text(table + "\n")
-    comparison_figure({name: run_dir / name for name in results}, run_dir / FIGURE_FILE)
+    run_dirs = {name: run_dir / folder_name(name) for name in results}
+    comparison_figure(run_dirs, run_dir / FIGURE_FILE)
     return f"{table}\n\n{run_dir / FIGURE_FILE}: loss curves and predicted digits"

@@ -81,8 +81,11 @@ class LossConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW with clipping, warm-up and a schedule (the paper's by default)."""
+    """The optimizer and its learning rate (the paper's by default)."""
 
+    name: Literal["adamw", "adafactor"] = "adamw"
+    """adafactor: T5's own, whose steps are relative to each parameter's size; from
+    scratch it takes learning rates near 0.01."""
     learning_rate: float = 1e-4
     """Peak learning rate."""
     schedule: Literal["constant", "cosine", "linear", "plateau"] = "constant"

@@ -38,7 +38,7 @@ def open_tokenizer(name: str, split_digits: bool) -> Tokenizer:
     try:
         return load_tokenizer(name, split_digits=split_digits)
     except ValueError as error:
-        raise ConfigError(f"--tokenizer: {error}") from error
+        raise ConfigError(f"--tokenizer {name}: {error}") from error
 
 
 def load_inputs(config: TrainConfig, model: T5Config) -> Inputs:

@@ -1,4 +1,6 @@
-"""AdamW with clipping, warm-up, the usual schedules and reduce-on-plateau."""
+"""AdamW or Adafactor with clipping, warm-up, schedules and reduce-on-plateau."""
+
+from typing import Any
 
 import jax
 import optax
@@ -32,21 +34,37 @@ def decays(path: jax.tree_util.KeyPath) -> bool:
     return not ("bias" in name or name.endswith("scale"))
 
 
+def decay_mask(params: Any) -> Any:
+    """True where weight decay applies, in the shape of `params`."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: decays(path), params)
+
+
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Clipping by global norm, then AdamW (Loshchilov & Hutter, 2019)."""
-    adamw = optax.adamw(
-        learning_rate_schedule(config, steps),
-        b1=config.b1,
-        b2=config.b2,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        mask=lambda params: jax.tree_util.tree_map_with_path(
-            lambda path, _: decays(path), params
-        ),
-    )
+    """Clipping by global norm, then AdamW or Adafactor.
+
+    Sources: Loshchilov & Hutter 2019 (AdamW); Shazeer & Stern 2018 (Adafactor), with
+    the update relative to each parameter's root mean square, as T5 was trained.
+    """
+    schedule = learning_rate_schedule(config, steps)
+    if config.name == "adamw":
+        optimizer = optax.adamw(
+            schedule,
+            b1=config.b1,
+            b2=config.b2,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            mask=decay_mask,
+        )
+    else:
+        optimizer = optax.adafactor(
+            schedule,
+            # optax applies this rate as it is; AdamW's is times the learning rate.
+            weight_decay_rate=lambda step: config.weight_decay * schedule(step),
+            weight_decay_mask=decay_mask,
+        )
     if config.clip_norm is None:
-        return adamw
-    return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
+        return optimizer
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
 
 
 def make_plateau(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:

@@ -114,7 +114,7 @@ def number_probabilities(
 
 
 def export(path: pathlib.Path, folder: pathlib.Path) -> None:
-    """Writes a run's newest checkpoint as a Hugging Face folder.
+    """Writes a run's newest checkpoint and its tokenizer as a Hugging Face folder.
 
     Raises:
         ConfigError: no run, several runs, or a folder that is not empty.
@@ -126,4 +126,5 @@ def export(path: pathlib.Path, folder: pathlib.Path) -> None:
         raise ConfigError(f"{folder} is not empty: name a new folder.")
     trained = load_run(next(iter(runs.values())))
     save_checkpoint(folder, trained.model, trained.params)
+    trained.tokenizer.save(folder)
     print(f"wrote {folder}")

@@ -83,8 +83,12 @@ def state_shardings(task: Task) -> TrainState:
     replicated = NamedSharding(task.mesh, PartitionSpec())
     opt_state = optax.tree_map_params(
         task.optimizer,
-        lambda _, sharding: sharding,
+        # Adafactor's factored moments are smaller than their parameter: replicated.
+        lambda leaf, param, sharding: (
+            sharding if leaf.shape == param.shape else replicated
+        ),
         shapes.opt_state,
+        shapes.params,
         params,
         transform_non_params=lambda _: replicated,
     )

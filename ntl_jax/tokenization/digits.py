@@ -1,5 +1,6 @@
 """Any fast tokenizer, with numbers split into single digits."""
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 
@@ -66,6 +67,10 @@ class DigitTokenizer:
     def added_tokens(self) -> dict[int, str]:
         """Ids and text of the special and added tokens."""
         return self._base.added_tokens()
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes the base tokenizer, unsplit, for `transformers.AutoTokenizer`."""
+        self._base.save(folder)
 
     def __len__(self) -> int:
         return len(self._base)

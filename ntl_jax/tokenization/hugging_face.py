@@ -1,5 +1,6 @@
 """The one way this package speaks to Hugging Face's Rust tokenizers."""
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -22,6 +23,8 @@ class Tokenizer(Protocol):
     def decode(self, ids: Iterable[int]) -> str: ...
 
     def get_vocab(self) -> dict[str, int]: ...
+
+    def save(self, folder: str | os.PathLike[str]) -> None: ...
 
     def __len__(self) -> int: ...
 
@@ -71,6 +74,19 @@ class HuggingFaceTokenizer:
         """Ids and text of the special and added tokens."""
         added = self._backend.get_added_tokens_decoder()
         return {token_id: token.content for token_id, token in added.items()}
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes the files that `transformers.AutoTokenizer` and we read back.
+
+        Digit splitting is no part of them: it is chosen anew where they are loaded.
+        """
+        from transformers import PreTrainedTokenizerFast  # slow to import, and optional
+
+        PreTrainedTokenizerFast(
+            tokenizer_object=self._backend,
+            pad_token=self._backend.id_to_token(self.pad_token_id),
+            eos_token=self._backend.id_to_token(self.eos_token_id),
+        ).save_pretrained(folder)
 
     def __len__(self) -> int:
         return self._backend.get_vocab_size(with_added_tokens=True)

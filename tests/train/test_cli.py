@@ -1,0 +1,170 @@
+"""The command line as a user meets it: real processes, one message an error."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.train.helpers import TINY
+from train.__main__ import main
+
+ROOT = pathlib.Path(__file__).parents[2]
+TINY_FLAGS = {
+    "steps": 4,
+    "log-every": 2,
+    "data.batch-size": 8,
+    "evaluation.batch-size": 8,
+    "model.d-model": 16,
+    "model.d-kv": 8,
+    "model.d-ff": 16,
+    "model.num-heads": 2,
+    "optimizer.warmup-steps": 1,
+}
+
+
+def flags(**changes) -> list[str]:
+    return [f"--{name}={value}" for name, value in (TINY_FLAGS | changes).items()]
+
+
+def run(*arguments: str, cwd: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    """`python -m train ...` in another folder, with one CPU device."""
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+    }
+    environment.pop("NTL_DATA_DIR", None)
+    return subprocess.run(
+        [sys.executable, "-m", "train", *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def jsonl(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("jsonl")
+    rows = [
+        {"question": f"What is {i} plus 1?", "answer": f"{i + 1}"} for i in range(9)
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "train.jsonl").write_text(text)
+    (folder / "eval.jsonl").write_text(text)
+    (folder / "no_answer.jsonl").write_text(text + '{"question": "What is 2?"}\n')
+    (folder / "no_digits").mkdir()
+    _write_tokenizer_without_digits(folder / "no_digits")
+    return folder
+
+
+def _write_tokenizer_without_digits(folder: pathlib.Path) -> None:
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {"<pad>": 0, "</s>": 1, "<unk>": 2, "What": 3}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+    ).save_pretrained(folder)
+
+
+ERRORS = {
+    "wrong preset": (["quickstat"], "no preset is called 'quickstat'"),
+    "misspelt override": (["quickstart", "--stepz", "3"], "--stepz"),
+    "wrong value": (["quickstart", "--steps", "many"], "--steps"),
+    "no such file": (
+        ["finetune", *flags(**{"data.train-file": "absent.jsonl"})],
+        "absent.jsonl",
+    ),
+    "line without answer": (
+        ["finetune", *flags(**{"data.train-file": "no_answer.jsonl"})],
+        "no_answer.jsonl",
+    ),
+    "no digits": (
+        [
+            "finetune",
+            *flags(**{"data.train-file": "train.jsonl", "tokenizer": "./no_digits"}),
+        ],
+        "./no_digits",
+    ),
+    "no digits, unsplit": (
+        [
+            "finetune",
+            "--no-split-digits",
+            *flags(**{"data.train-file": "train.jsonl", "tokenizer": "./no_digits"}),
+        ],
+        "--tokenizer ./no_digits",
+    ),
+    "no tokenizer": (["quickstart", "--tokenizer", "./absent"], "./absent"),
+    "no pretrained model": (
+        ["finetune", "--init-from", "./absent", "--data.train-file", "train.jsonl"],
+        "./absent",
+    ),
+    "no run": (["predict", "runs/absent", "What is 1 plus 1?"], "runs/absent"),
+    "nothing to resume": (["quickstart", "--resume"], "no run called quickstart"),
+    "indivisible batch": (
+        ["quickstart", "--data.batch-size", "0"],
+        "--data.batch-size 0",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ERRORS)
+def test_an_error_is_one_message_and_a_status(case, jsonl):
+    arguments, named = ERRORS[case]
+    done = run(*arguments, cwd=jsonl)
+    assert done.returncode != 0
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert not (jsonl / "runs").exists()
+
+
+@pytest.mark.slow
+def test_finetune_predict_and_export_from_own_jsonl(jsonl, tmp_path):
+    files = {
+        "data.train-file": jsonl / "train.jsonl",
+        "data.eval-file": jsonl / "eval.jsonl",
+    }
+    done = run("finetune", *flags(**files), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "eval: loss" in done.stdout
+    text = (tmp_path / "runs/finetune/predictions.jsonl").read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
+    assert [row["answer"] for row in rows] == [f"{i + 1}" for i in range(9)]
+
+    asked = run("predict", "runs/finetune", "What is 1 plus 1?", cwd=tmp_path)
+    assert asked.returncode == 0, asked.stderr
+
+    done = run("export", "runs/finetune", "exported", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    again = run(
+        "finetune",
+        *flags(**files, **{"init-from": "exported", "steps": 2}),
+        cwd=tmp_path,
+    )
+    assert again.returncode == 0, again.stderr
+
+
+def test_list_names_every_preset(capsys):
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines} >= {"quickstart", "finetune"}
+
+
+def test_help_without_arguments(capsys):
+    assert main([]) == 0
+    assert "python -m train list" in capsys.readouterr().out
+
+
+def test_tiny_is_no_preset(capsys):
+    assert main([TINY.name]) == 1
+    assert "no preset is called 'tiny'" in capsys.readouterr().err
