@@ -17,7 +17,7 @@ from train.config import (
 
 CONFIG = TrainConfig(
     name="gsm8k-t5-small",
-    data=DataConfig(name="gsm8k", batch_size=64),
+    data=DataConfig(name="gsm8k", batch_size=32),
     model=T5Config.small(dtype="bfloat16"),
     loss=LossConfig(was=0.3),
     optimizer=OptimizerConfig(learning_rate=5e-4, schedule="cosine", warmup_steps=200),

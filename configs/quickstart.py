@@ -25,8 +25,8 @@ CONFIG = TrainConfig(
     ),
     model=T5Config(
         vocab_size=512,
-        d_model=128,
-        d_kv=32,
+        d_model=64,
+        d_kv=16,
         d_ff=256,
         num_layers=2,
         num_decoder_layers=2,
@@ -40,6 +40,6 @@ CONFIG = TrainConfig(
     evaluation=EvalConfig(batch_size=250, max_new_tokens=8),
     tokenizer="builtin",
     cross_entropy_baseline=True,
-    steps=1000,
-    log_every=25,
+    steps=1600,
+    log_every=50,
 )

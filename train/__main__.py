@@ -22,6 +22,7 @@ from train.loop import RunInterruptedError, brief, run
 from train.predict import export, predict
 from train.presets import load_preset, preset_names
 from train.progress import NonFiniteError
+from train.report import report
 from train.rundir import resolve_run_dir
 
 EXPECTED = (ConfigError, DataError, NonFiniteError)
@@ -65,7 +66,10 @@ def _run(command: str, rest: list[str]) -> int:
             print(predict(pathlib.Path(run_dir), question))
         case "export", [run_dir, folder]:
             export(pathlib.Path(run_dir), pathlib.Path(folder))
-        case (("list" | "predict" | "export"), _):
+        case "report", [folder, *paths] if paths:
+            runs = {path: pathlib.Path(path) for path in paths}
+            print(report(runs, pathlib.Path(folder)))
+        case (("list" | "predict" | "report" | "export"), _):
             raise ConfigError(f"{command} takes other arguments:\n{__doc__}")
         case _:
             train(command, rest)

@@ -6,12 +6,9 @@ import pathlib
 
 from train.config import NUMBER_TERMS, ConfigError, LossConfig, TrainConfig
 from train.loop import run
-from train.report import comparison_figure, comparison_table
+from train.report import report
 
 logger = logging.getLogger("train")
-
-TABLE_FILE = "comparison.md"
-FIGURE_FILE = "comparison.png"
 
 
 def loss_name(loss: LossConfig) -> str:
@@ -53,18 +50,15 @@ def variants(config: TrainConfig) -> dict[str, TrainConfig]:
 
 
 def run_comparison(config: TrainConfig, run_dir: pathlib.Path) -> str:
-    """Trains every variant in a folder of its own below `run_dir`.
+    """Trains every variant in a folder of its own below `run_dir`, and compares them.
 
     Returns:
         The table, which is also written to comparison.md; comparison.png stands beside
         it.
     """
-    results = {}
+    run_dirs = {}
     for name, variant in variants(config).items():
         logger.info("training with %s", name)
-        results[name] = run(variant, run_dir / folder_name(name)).results
-    table = comparison_table(results)
-    (run_dir / TABLE_FILE).write_text(table + "\n")
-    run_dirs = {name: run_dir / folder_name(name) for name in results}
-    comparison_figure(run_dirs, run_dir / FIGURE_FILE)
-    return f"{table}\n\n{run_dir / FIGURE_FILE}: loss curves and predicted digits"
+        run_dirs[name] = run_dir / folder_name(name)
+        run(variant, run_dirs[name])
+    return report(run_dirs, run_dir)

@@ -2,17 +2,18 @@
 
 import importlib.util
 import json
-import logging
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from train.evaluate import RESULTS_FILE, SetResult
+from train.config import ConfigError
+from train.evaluate import RESULTS_FILE
 from train.writer import read_metrics
 
-logger = logging.getLogger("train")
+TABLE_FILE = "comparison.md"
+FIGURE_FILE = "comparison.png"
 
 COLUMNS = {
     "number_accuracy": "accuracy",
@@ -30,26 +31,71 @@ COLUMNS = {
 """Metric names and their headings."""
 
 
-def comparison_table(results: Mapping[str, Mapping[str, SetResult]]) -> str:
+Evaluation = Mapping[str, Mapping[str, Any]]
+"""evaluation.json: by set, its metrics and its digit distribution."""
+
+
+def read_evaluation(run_dir: pathlib.Path) -> Evaluation:
+    """What a finished run wrote to evaluation.json.
+
+    Raises:
+        ConfigError: the run has not been evaluated.
+    """
+    path = run_dir / RESULTS_FILE
+    if not path.exists():
+        raise ConfigError(f"{run_dir} has no {RESULTS_FILE}: let the run finish first.")
+    return json.loads(path.read_text())
+
+
+def report(run_dirs: Mapping[str, pathlib.Path], folder: pathlib.Path) -> str:
+    """Compares finished runs: comparison.md and comparison.png in `folder`.
+
+    Args:
+        run_dirs: finished runs by name, evaluated on the same sets.
+        folder: where to write.
+
+    Returns:
+        The table, and where the figure is.
+
+    Raises:
+        ConfigError: a run has not been evaluated, or on other sets than the first.
+    """
+    evaluations = {name: read_evaluation(run) for name, run in run_dirs.items()}
+    sets = [list(evaluation) for evaluation in evaluations.values()]
+    if any(names != sets[0] for names in sets):
+        raise ConfigError(f"these runs were evaluated on different sets: {sets}.")
+    if not sets[0]:
+        return "no evaluation set, so no table"
+    table = comparison_table(evaluations)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / TABLE_FILE).write_text(table + "\n")
+    if importlib.util.find_spec("matplotlib") is None:
+        return f"{table}\n\nno figure: matplotlib is not installed (extra `plots`)"
+    comparison_figure(run_dirs, evaluations, folder / FIGURE_FILE)
+    return f"{table}\n\n{folder / FIGURE_FILE}: loss curves and predicted digits"
+
+
+def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
     """A Markdown table, a row for every evaluation set and loss.
 
     The last row of each set is the best constant answer: the commonest one for
     accuracy, the median for MAE.
 
     Args:
-        results: by loss, then by evaluation set.
+        evaluations: by loss.
     """
-    sets = next(iter(results.values()))
+    sets = next(iter(evaluations.values()))
     rows = [["set", "trained with", "n", *COLUMNS.values()]]
     for name in sets:
-        for loss, by_set in results.items():
-            metrics = by_set[name].metrics
+        for loss, evaluation in evaluations.items():
+            metrics = evaluation[name]["metrics"]
             cells = [_cell(metrics.get(column)) for column in COLUMNS]
             rows.append([name, loss, str(metrics["n"]), *cells])
-        metrics = sets[name].metrics
+        metrics = sets[name]["metrics"]
         constant = {
             "number_accuracy": metrics["constant_accuracy"],
             "mae": metrics["constant_mae"],
+            "rmse": metrics["constant_rmse"],
         }
         cells = [_cell(constant.get(column)) for column in COLUMNS]
         rows.append([name, "best constant", str(metrics["n"]), *cells])
@@ -91,29 +137,22 @@ def offset_distribution(
 
 
 def comparison_figure(
-    run_dirs: Mapping[str, pathlib.Path], path: pathlib.Path
-) -> pathlib.Path | None:
+    run_dirs: Mapping[str, pathlib.Path],
+    evaluations: Mapping[str, Evaluation],
+    path: pathlib.Path,
+) -> None:
     """Draws loss curves, and predicted digits around the true one, for every run.
 
     Args:
         run_dirs: finished runs by name.
+        evaluations: theirs.
         path: the PNG to write.
-
-    Returns:
-        `path`, or None (and a log line) where matplotlib is not installed.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        logger.info("no figure: matplotlib is not installed (extra `plots`)")
-        return None
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    evaluations = {
-        name: json.loads((run_dir / RESULTS_FILE).read_text())
-        for name, run_dir in run_dirs.items()
-    }
     sets = list(next(iter(evaluations.values())))
     figure, axes = plt.subplots(
         2, max(2, len(sets)), figsize=(5 * max(2, len(sets)), 7), squeeze=False
@@ -138,7 +177,6 @@ def comparison_figure(
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)
-    return path
 
 
 def _draw_curves(axis: Any, run_dirs: Mapping[str, pathlib.Path], term: str) -> None:
@@ -148,7 +186,7 @@ def _draw_curves(axis: Any, run_dirs: Mapping[str, pathlib.Path], term: str) -> 
             axis.plot([r["step"] for r in rows], [r[term] for r in rows], label=name)
 
 
-def _draw_offsets(axis: Any, evaluations: Mapping[str, Any], name: str) -> None:
+def _draw_offsets(axis: Any, evaluations: Mapping[str, Evaluation], name: str) -> None:
     for run, evaluation in evaluations.items():
         result = evaluation[name]
         counts = np.asarray(result["digit_counts"])
@@ -160,3 +198,4 @@ def _draw_offsets(axis: Any, evaluations: Mapping[str, Any], name: str) -> None:
             np.asarray(result["number_values"]),
         )
         axis.plot(distances, probabilities, marker="o", label=run)
+        axis.locator_params(axis="x", integer=True)
