@@ -3,16 +3,28 @@
 import os
 import pathlib
 
+if os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu":
+    # Most of the time goes into compiling: half of it is saved. An empty XLA_FLAGS in
+    # the environment tests the programs as users run them.
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
 import jax
 import pytest
 from absl import flags
 
-jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
+jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 if not flags.FLAGS.is_parsed():
     flags.FLAGS.mark_as_parsed()  # grain reads absl flags that nobody parses here
+
+# No tests, and they import torch, which may be missing.
+collect_ignore_glob = [
+    "golden/make_*.py",
+    "parity/losses_table.py",
+    "parity/torch_losses.py",
+]
 
 
 @pytest.fixture(scope="session")
