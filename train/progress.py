@@ -66,7 +66,7 @@ class IntervalLog:
 
         Raises:
             NonFiniteError: names the first bad step, its losses and the first parameter
-                whose gradient was not finite.
+                whose gradient, or else whose new value, was not finite.
         """
         if not self._pending:
             return
@@ -91,14 +91,16 @@ class IntervalLog:
 
     def _check(self, step: int, row: dict[str, Any]) -> None:
         bad = int(row["bad_leaf"])
-        if np.isfinite(row["loss"]) and bad < 0:
+        if np.isfinite([row["loss"], row["grad_norm"]]).all() and bad < 0:
             return
         losses = ", ".join(
             f"{name} {float(value):g}"
             for name, value in row.items()
             if name not in ("bad_leaf", "learning_rate")
         )
-        where = f"gradient of {self._leaves[bad]}" if bad >= 0 else "loss alone"
+        where = "the loss or the gradient's norm alone"
+        if bad >= 0:
+            where = f"the gradient or update of {self._leaves[bad]}"
         raise NonFiniteError(
             f"step {step} is not finite ({losses}); first at fault: {where}. Nothing "
             "after the last checkpoint is kept. Try a lower --optimizer.learning-rate, "

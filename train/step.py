@@ -70,21 +70,28 @@ def train_step(
 
     Returns:
         The next state, and scalars: loss; each term's mean; grad_norm; learning_rate;
-        bad_leaf, the index of the first gradient leaf that is not finite, or -1.
+        bad_leaf, the index of the first leaf whose gradient (else, whose new value) is
+        not finite, or -1.
     """
     dropout_key = jax.random.fold_in(jax.random.key(task.config.seed), state.step)
     loss, terms, grads = loss_and_grads(state.params, batch, task, dropout_key)
     updates, opt_state = task.optimizer.update(grads, state.opt_state, state.params)
     scale = state.plateau.scale
     params = jax.tree.map(lambda p, u: p + scale * u, state.params, updates)
-    finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(grads)])
+    bad_gradient = _bad_leaf(grads)
     metrics = {
         "loss": loss,
-        "grad_norm": optax.global_norm(grads),
+        "grad_norm": optax.tree.norm(grads),
         "learning_rate": learning_rate(state, task),
-        "bad_leaf": jnp.where(finite.all(), -1, jnp.argmin(finite)),
+        "bad_leaf": jnp.where(bad_gradient >= 0, bad_gradient, _bad_leaf(params)),
     } | {name: term.mean for name, term in terms.items()}
     return TrainState(state.step + 1, params, opt_state, state.plateau), metrics
+
+
+def _bad_leaf(tree: Params) -> jax.Array:
+    """The index of the first leaf that is not finite, or -1."""
+    finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)])
+    return jnp.where(finite.all(), -1, jnp.argmin(finite))
 
 
 def learning_rate(state: TrainState, task: Task) -> jax.Array:

@@ -14,7 +14,8 @@ METRICS_FILE = "metrics.jsonl"
 class MetricWriter:
     """Appends rows of numbers to `run_dir/metrics.jsonl`; process 0 alone writes.
 
-    A resumed run first drops the rows after `start_step`, which it will write again.
+    A resumed run first drops the rows after `start_step` and those of the final
+    evaluation, which it will write again.
     """
 
     def __init__(self, run_dir: pathlib.Path, *, start_step: int = 0) -> None:
@@ -22,7 +23,11 @@ class MetricWriter:
         if not is_coordinator():
             return
         path = run_dir / METRICS_FILE
-        kept = [row for row in read_metrics(run_dir) if row["step"] <= start_step]
+        kept = [
+            row
+            for row in read_metrics(run_dir)
+            if row["step"] <= start_step and not row["kind"].startswith("final/")
+        ]
         path.write_text("".join(json.dumps(row) + "\n" for row in kept))
         self._file = path.open("a")
         if importlib.util.find_spec("tensorboardX"):

@@ -49,6 +49,30 @@ TINY = TrainConfig(
 )
 
 
+def changed(config: TrainConfig, **fields) -> TrainConfig:
+    """A config with fields replaced; `data__seed=1` reaches into a nested one."""
+    for path, value in fields.items():
+        head, _, tail = path.partition("__")
+        if tail:
+            value = dataclasses.replace(getattr(config, head), **{tail: value})
+        config = dataclasses.replace(config, **{head: value})
+    return config
+
+
+SHALLOW = changed(TINY, model__num_layers=1, model__num_decoder_layers=1)
+"""TINY with a layer a stack: half the time to compile."""
+
+COMPARED = changed(
+    SHALLOW,
+    optimizer__learning_rate=1e-2,
+    mesh=MeshConfig(data=2, fsdp=2, tensor=2),
+    cross_entropy_baseline=True,
+    steps=60,
+    log_every=20,
+)
+"""Long enough that the answers are digits, if not the right ones."""
+
+
 def tiny_task(config: TrainConfig = TINY, devices: int = 1, **mesh: int) -> Task:
     """The static parts of a tiny run on the first `devices` devices."""
     shape = mesh_shape(dataclasses.replace(MeshConfig(), **mesh), devices)

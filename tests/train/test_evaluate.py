@@ -1,0 +1,127 @@
+"""An evaluation's figures equal a direct computation; its files hold all of it."""
+
+import dataclasses
+import json
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ntl_jax.generate import greedy
+from ntl_jax.metrics import numeric_metrics
+from tests.train.helpers import COMPARED, tiny_task
+from train.data.transforms import Ragged
+from train.evaluate import Evaluator
+from train.inputs import load_inputs
+from train.predict import load_run
+from train.step import evaluation_objective, number_stats
+
+RUN = "ce-0.3was"
+SET = "interpolation"
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    return load_inputs(COMPARED, COMPARED.model)
+
+
+@pytest.fixture(scope="module")
+def written(compared):
+    return json.loads((compared / RUN / "evaluation.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def predictions(compared):
+    text = (compared / RUN / "predictions.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def whole(compared, inputs):
+    """The evaluation set as one batch on one device: losses and greedy tokens."""
+    task = tiny_task(COMPARED)
+    params = load_run(compared / RUN).params
+    dataset = inputs.evaluation[SET]
+    batch = dataset.batch(np.arange(len(dataset)))
+
+    def losses(rows: slice) -> dict[str, float]:
+        part = {name: jnp.asarray(value[rows]) for name, value in batch.items()}
+        objective = evaluation_objective(task.objective)
+        terms = jax.jit(
+            lambda part: objective(
+                number_stats(params, part, task), part["labels"], task.vocab
+            )
+        )(part)
+        means = {name: float(term.mean) for name, term in terms.items()}
+        return means | {"loss": float(objective.total(terms))}
+
+    tokens = greedy(
+        task.model,
+        params,
+        batch["input_ids"],
+        attention_mask=batch["attention_mask"],
+        max_new_tokens=COMPARED.evaluation.max_new_tokens,
+    )
+    return losses, np.asarray(tokens)
+
+
+def test_the_last_batch_is_ragged(inputs):
+    rows = len(inputs.evaluation[SET])
+    assert 0 < rows % COMPARED.evaluation.batch_size < rows
+
+
+def test_losses_equal_those_of_one_batch_of_all_rows(whole, written):
+    expected = whole[0](slice(None))
+    assert set(expected) == {"loss", "ce", "was"}
+    found = {name: written[SET]["metrics"][name] for name in expected}
+    chex.assert_trees_all_close(found, expected, rtol=1e-5)
+
+
+def test_a_mean_of_batch_means_would_be_seen(whole, written):
+    size = COMPARED.evaluation.batch_size
+    parts = [whole[0](slice(0, size)), whole[0](slice(size, None))]
+    naive = np.mean([part["ce"] for part in parts])
+    assert abs(naive / written[SET]["metrics"]["ce"] - 1) > 1e-3
+
+
+def test_predictions_are_the_greedy_answers_row_by_row(whole, predictions, inputs):
+    rows = [row for row in predictions if row["set"] == SET]
+    texts = [inputs.tokenizer.decode(row.tolist()) for row in whole[1]]
+    assert [row["prediction"] for row in rows] == texts
+    asked = [(row["question"], row["answer"]) for row in rows]
+    expected = inputs.splits.evaluation[SET]
+    assert asked == [(row["question"], row["answer"]) for row in expected]
+    assert len(predictions) == sum(map(len, inputs.evaluation.values()))
+
+
+def test_number_metrics_are_those_of_the_written_predictions(predictions, written):
+    assert {row["set"] for row in predictions} == set(written)
+    for name, result in written.items():
+        rows = [row for row in predictions if row["set"] == name]
+        expected = numeric_metrics(
+            [row["prediction"] for row in rows], [row["answer"] for row in rows]
+        )
+        assert result["metrics"] | expected == result["metrics"]
+
+
+def test_digit_distributions_sum_to_1_and_count_every_digit(written, inputs):
+    for name, result in written.items():
+        counts = np.asarray(result["digit_counts"])
+        text = "".join(row["answer"] for row in inputs.splits.evaluation[name])
+        values = np.asarray(result["number_values"])
+        expected = [text.count(f"{value:g}") for value in values]
+        np.testing.assert_array_equal(counts, expected)
+        sums = np.sum(result["digit_distribution"], axis=1)
+        np.testing.assert_allclose(sums, counts > 0, atol=1e-5)
+
+
+def test_an_empty_set_is_refused(inputs):
+    none = Ragged(np.zeros(0, np.int32), np.zeros(1, np.int64))
+    empty = dataclasses.replace(inputs.train, sources=none, targets=none)
+    evaluator = Evaluator(
+        tiny_task(COMPARED), inputs.tokenizer, {SET: empty}, {SET: []}
+    )
+    with pytest.raises(ValueError, match="an evaluation set is empty"):
+        evaluator({})
