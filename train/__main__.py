@@ -67,13 +67,19 @@ def _run(command: str, rest: list[str]) -> int:
         case "export", [run_dir, folder]:
             export(pathlib.Path(run_dir), pathlib.Path(folder))
         case "report", [folder, *paths] if paths:
-            runs = {path: pathlib.Path(path) for path in paths}
-            print(report(runs, pathlib.Path(folder)))
+            print(report(named_runs(paths), pathlib.Path(folder)))
         case (("list" | "predict" | "report" | "export"), _):
             raise ConfigError(f"{command} takes other arguments:\n{__doc__}")
         case _:
             train(command, rest)
     return 0
+
+
+def named_runs(paths: list[str]) -> dict[str, pathlib.Path]:
+    """Runs by the last part of their path, or by the whole where that is not unique."""
+    last = [pathlib.Path(path).name for path in paths]
+    names = last if len(set(last)) == len(last) else paths
+    return {name: pathlib.Path(path) for name, path in zip(names, paths, strict=True)}
 
 
 def list_presets() -> None:
