@@ -64,11 +64,11 @@ SHALLOW = changed(TINY, model__num_layers=1, model__num_decoder_layers=1)
 
 COMPARED = changed(
     SHALLOW,
-    optimizer__learning_rate=1e-2,
+    optimizer__learning_rate=3e-2,
     mesh=MeshConfig(data=2, fsdp=2, tensor=2),
     cross_entropy_baseline=True,
-    steps=60,
-    log_every=20,
+    steps=24,
+    log_every=8,
 )
 """Long enough that the answers are digits, if not the right ones."""
 
