@@ -198,6 +198,7 @@ class NumberVocab:
             ValueError: for an unknown policy, an id outside [0, V), a vocabulary with
                 no number or with nothing else, an id that is two numbers, or a value
                 beyond 1e18.
+            TypeError: for a token that is no string, or an id that is no integer.
         """
         read = _resolve(policy)
         _check_ids(mapping, vocab_size)
@@ -293,6 +294,11 @@ def _ids_of(mapping: Mapping[str, int], signs: tuple[str, ...]) -> np.ndarray:
 
 def _check_ids(mapping: Mapping[str, int], vocab_size: int) -> None:
     for token, token_id in mapping.items():
+        if not isinstance(token, str) or not isinstance(token_id, int | np.integer):
+            raise TypeError(
+                f"the mapping has {token!r}: {token_id!r}; it must lead from tokens "
+                "(str) to ids (int)."
+            )
         if not 0 <= token_id < vocab_size:
             raise ValueError(
                 f"token {token!r} has id {token_id}, outside the {vocab_size} columns "

@@ -206,3 +206,10 @@ def test_the_ntloss_policy_is_what_ntloss_takes():
     vocab = build("ntloss")
     assert reference.number_token_ids.tolist() == vocab.token_ids.tolist()
     assert reference.number_values_dense.tolist() == vocab.values.tolist()
+
+
+@pytest.mark.parametrize("mapping", [{"1": 0.5, "a": 1}, {1: 0, "a": 1}, {"1": "0"}])
+def test_a_mapping_of_other_types_is_refused(mapping, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(TypeError, match="from tokens"):
+        NumberVocab.from_mapping(mapping, vocab_size=3)

@@ -15,7 +15,12 @@ import jax
 import numpy as np
 
 from ntl_jax.hf import t5
-from ntl_jax.hf.files import open_tensors, resolve_folder, write_safetensors
+from ntl_jax.hf.files import (
+    open_tensors,
+    read_json,
+    resolve_folder,
+    write_safetensors,
+)
 from ntl_jax.hf.mapping import CheckpointError as CheckpointError
 from ntl_jax.hf.mapping import read_params, write_tensors
 from ntl_jax.models import Params, T5Config, init_params
@@ -45,7 +50,7 @@ def load_checkpoint(
         ValueError: the model's kind, or a field of its config, is not known.
     """
     folder = resolve_folder(source)
-    raw = json.loads((folder / "config.json").read_text())
+    raw = read_json(folder / "config.json")
     family = _FAMILIES.get(raw.get("model_type", ""))
     if family is None:
         raise ValueError(

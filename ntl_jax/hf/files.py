@@ -4,10 +4,11 @@ import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -37,6 +38,21 @@ def resolve_folder(source: str | Path) -> Path:
     return resolve_folder(Path(name))
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds.
+
+    Raises:
+        ValueError: the file holds no JSON, or something else than an object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise ValueError(f"{path} is damaged: {error}; fetch it again") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, not a JSON object")
+    return content
+
+
 def open_tensors(
     folder: Path, stack: ExitStack
 ) -> tuple[list[str], Callable[[str], np.ndarray]]:
@@ -48,13 +64,16 @@ def open_tensors(
 
     Raises:
         FileNotFoundError: no safetensors, or a listed shard is missing.
-        ValueError: the index and a shard disagree on what the shard holds.
+        ValueError: a file is damaged, or the index and a shard disagree on what the
+            shard holds.
     """
     if (folder / _ONE_FILE).is_file():
         wanted = None
         files = {_ONE_FILE}
     elif (folder / _INDEX).is_file():
-        wanted = json.loads((folder / _INDEX).read_text())["weight_map"]
+        wanted = read_json(folder / _INDEX).get("weight_map")
+        if not isinstance(wanted, dict):
+            raise ValueError(f"{folder / _INDEX} has no weight_map; fetch it again")
         files = set(wanted.values())
     else:
         raise FileNotFoundError(_no_safetensors(folder))
@@ -62,7 +81,7 @@ def open_tensors(
     if missing:
         raise FileNotFoundError(f"{folder} lacks files that its index lists: {missing}")
     opened = {
-        file: stack.enter_context(safe_open(folder / file, framework="numpy"))
+        file: stack.enter_context(_open_safetensors(folder / file))
         for file in sorted(files)
     }
     held = {file: opened[file].keys() for file in opened}
@@ -71,6 +90,15 @@ def open_tensors(
         differing = sorted(set(wanted.items()) ^ set(holder.items()))
         raise ValueError(f"{folder / _INDEX} and its files disagree on {differing}")
     return list(holder), lambda name: opened[holder[name]].get_tensor(name)
+
+
+def _open_safetensors(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="numpy")
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} is incomplete or damaged ({error}); fetch it again"
+        ) from error
 
 
 def write_safetensors(

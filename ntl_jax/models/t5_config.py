@@ -4,6 +4,18 @@ import dataclasses
 
 ACTIVATIONS = ("relu", "gelu_new", "silu")
 
+_SIZES = (
+    "vocab_size",
+    "d_model",
+    "d_kv",
+    "d_ff",
+    "num_layers",
+    "num_decoder_layers",
+    "num_heads",
+    "relative_attention_num_buckets",
+    "relative_attention_max_distance",
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class T5Config:
@@ -32,6 +44,18 @@ class T5Config:
     remat: bool = False  # recompute each layer in the backward pass
 
     def __post_init__(self):
+        for name in _SIZES:
+            size = getattr(self, name)
+            if not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name} is {size!r}; it must be a whole number >= 1")
+        buckets = self.relative_attention_num_buckets
+        distance = self.relative_attention_max_distance
+        if buckets < 4 or distance <= buckets // 2:
+            raise ValueError(
+                f"relative_attention_num_buckets is {buckets} and "
+                f"relative_attention_max_distance {distance}; take at least 4 buckets, "
+                "and a distance beyond half their number"
+            )
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(
                 f"dtype is {self.dtype!r}; choose 'float32' or 'bfloat16' "

@@ -234,6 +234,27 @@ def test_pickles_other_kinds_and_empty_folders_are_explained(written, tmp_path):
         load_checkpoint(tmp_path / "empty")
 
 
+def test_damaged_files_are_named(written):
+    folder, _, _ = written
+    heads = json.loads((folder / "config.json").read_text())["num_heads"]
+    rewrite_config(folder, num_heads=-1)
+    with pytest.raises(ValueError, match="num_heads is -1"):
+        load_checkpoint(folder)
+    rewrite_config(folder, num_heads=heads)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(
+        ValueError, match=r"model\.safetensors is incomplete or damaged"
+    ):
+        load_checkpoint(folder)
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"config\.json holds a list"):
+        load_checkpoint(folder)
+    (folder / "config.json").write_text("{not")
+    with pytest.raises(ValueError, match=r"config\.json is damaged"):
+        load_checkpoint(folder)
+
+
 def test_unreachable_hub_is_one_clear_error(monkeypatch, tmp_path):
     import huggingface_hub
 
