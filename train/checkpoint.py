@@ -2,11 +2,14 @@
 
 import dataclasses
 import pathlib
+import zlib
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
+from train.config import ConfigError
 from train.state import Params, TrainState
 
 FOLDER = "checkpoints"
@@ -23,7 +26,7 @@ class Checkpointer:
         self._manager = ocp.CheckpointManager(
             (run_dir / FOLDER).absolute(),
             options=ocp.CheckpointManagerOptions(max_to_keep=keep),
-            item_names=("params", "training", "config"),
+            item_names=("params", "training", "config", "checksums"),
         )
 
     def __enter__(self) -> "Checkpointer":
@@ -42,37 +45,74 @@ class Checkpointer:
         step = int(state.step)
         if self._manager.latest_step() == step:
             return
+        sums = checksums({"params": state.params, "training": _training(state)})
         self._manager.save(
             step,
             args=ocp.args.Composite(
                 params=ocp.args.StandardSave(state.params),
                 training=ocp.args.StandardSave(_training(state)),
                 config=ocp.args.JsonSave(config),
+                checksums=ocp.args.JsonSave(sums),
             ),
         )
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
-        """Reads a state into the shapes, dtypes and shardings of `abstract`."""
-        restored = self._manager.restore(
+        """Reads a state into the shapes, dtypes and shardings of `abstract`.
+
+        Raises:
+            ConfigError: the files are incomplete, or their bytes are not those saved.
+        """
+        restored = self._restore(
             step,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardRestore(abstract.params),
-                training=ocp.args.StandardRestore(_training(abstract)),
-            ),
+            params=ocp.args.StandardRestore(abstract.params),
+            training=ocp.args.StandardRestore(_training(abstract)),
         )
         return TrainState(params=restored["params"], **restored["training"])
 
     def read(self, step: int) -> dict[str, Any]:
         """Reads every array back, laid out as it was saved."""
         item = ocp.args.StandardRestore()
-        args = ocp.args.Composite(params=item, training=item)
-        restored = self._manager.restore(step, args=args)
+        restored = self._restore(step, params=item, training=item)
         return {"params": restored["params"], "training": restored["training"]}
 
     def restore_params(self, step: int, abstract: Params) -> Params:
         """Reads the parameters alone."""
-        args = ocp.args.Composite(params=ocp.args.StandardRestore(abstract))
-        return self._manager.restore(step, args=args)["params"]
+        item = ocp.args.StandardRestore(abstract)
+        return self._restore(step, params=item)["params"]
+
+    def _restore(self, step: int, **items: Any) -> Any:
+        try:
+            restored = self._manager.restore(step, args=ocp.args.Composite(**items))
+            sums = self._manager.restore(
+                step, args=ocp.args.Composite(checksums=ocp.args.JsonRestore())
+            )["checksums"]
+        except Exception as error:  # orbax raises bare ones for files that are damaged
+            raise ConfigError(self._damaged(step, str(error).split("\n")[0])) from error
+        found = checksums({name: restored[name] for name in items})
+        wrong = [name for name, value in found.items() if sums.get(name) != value]
+        if wrong:
+            raise ConfigError(self._damaged(step, f"the bytes of {wrong[0]} changed"))
+        return restored
+
+    def _damaged(self, step: int, why: str) -> str:
+        return (
+            f"the checkpoint {self._manager.directory / str(step)} cannot be read "
+            f"({why[:200]}): copy it anew, or delete the folder to use an older one."
+        )
+
+
+def checksums(tree: Any) -> dict[str, int]:
+    """The CRC-32 of every array's bytes, by its path.
+
+    Orbax reads flipped bytes without a word.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): zlib.crc32(
+            np.ascontiguousarray(leaf).view(np.uint8).data
+        )
+        for path, leaf in leaves
+    }
 
 
 def _training(state: TrainState) -> dict[str, Any]:
