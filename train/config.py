@@ -195,6 +195,12 @@ class TrainConfig:
             any(value is not None for value in terms.values()),
             f"every loss term is None ({', '.join(terms)}): set one, e.g. --loss.ce 1.",
         )
+        self._validate_ranges()
+        _check(
+            not (self.loss.reweigh and self.loss.support == "full"),
+            "--loss.reweigh needs --loss.support numbers: under full the number mass "
+            "scales the loss already.",
+        )
         _check(
             self.optimizer.schedule != "plateau" or self.evaluation.every is not None,
             "--optimizer.schedule plateau follows the evaluation loss: set "
@@ -206,6 +212,25 @@ class TrainConfig:
             f"--steps {self.steps}.",
         )
         self._validate_mesh(num_devices)
+
+    def _validate_ranges(self) -> None:
+        """Every number of the data, the loss and the optimizer; NaN is in no range."""
+        _check(
+            self.name not in ("", ".", "..") and not set(self.name) & set("/\\"),
+            f"--name {self.name!r} cannot be a folder: take a word without slashes, "
+            "and name a path with --run-dir.",
+        )
+        for section, ranges in _RANGES.items():
+            fields = self if section == "" else getattr(self, section)
+            for name, (low, high, closed) in ranges.items():
+                value = getattr(fields, name)
+                inside = value is None or (
+                    (low <= value if closed else low < value) and value < high
+                )
+                flag = ".".join(filter(None, (section, name))).replace("_", "-")
+                bounds = f"{'at least' if closed else 'above'} {low:g}"
+                bounds += " and finite" if high == math.inf else f" and below {high:g}"
+                _check(inside, f"--{flag} is {value}: it must be {bounds}.")
 
     def _validate_mesh(self, num_devices: int) -> None:
         shape = mesh_shape(self.mesh, num_devices)
@@ -223,6 +248,38 @@ class TrainConfig:
 
 
 NUMBER_TERMS = ("was", "mse", "mae", "huber")
+
+_NOT_NEGATIVE = (0, math.inf, True)  # low, high, whether low itself is allowed
+_POSITIVE = (0, math.inf, False)
+_AT_LEAST_1 = (1, math.inf, True)
+_SHARE = (0, 1, True)
+_RANGES = {
+    "": {"seed": _NOT_NEGATIVE},
+    "data": {
+        "seed": _NOT_NEGATIVE,
+        "train_size": _AT_LEAST_1,
+        "eval_size": _AT_LEAST_1,
+        "max_source_length": _AT_LEAST_1,
+        "max_target_length": _AT_LEAST_1,
+        "validation_fraction": _SHARE,
+    },
+    "loss": dict.fromkeys(("ce", *NUMBER_TERMS, "z_loss"), _NOT_NEGATIVE)
+    | {"huber_delta": _POSITIVE, "label_smoothing": _SHARE},
+    "optimizer": {
+        "learning_rate": _POSITIVE,
+        "warmup_steps": _NOT_NEGATIVE,
+        "final_fraction": _NOT_NEGATIVE,
+        "plateau_factor": (0, 1, False),
+        "plateau_patience": _NOT_NEGATIVE,
+        "b1": _SHARE,
+        "b2": _SHARE,
+        "eps": _POSITIVE,
+        "weight_decay": _NOT_NEGATIVE,
+        "clip_norm": _POSITIVE,
+    },
+    "evaluation": {"max_new_tokens": _AT_LEAST_1},
+}
+"""What each number may be; None is always allowed."""
 
 
 class ConfigError(ValueError):

@@ -6,9 +6,17 @@ from collections.abc import Sequence
 
 from ntl_jax import NumberVocab
 from ntl_jax.models import T5Config
+from ntl_jax.number_grammar import find_numbers, last_number
 from ntl_jax.tokenization import Tokenizer, load_tokenizer
 from train.config import NUMBER_TERMS, ConfigError, TrainConfig
-from train.data import Row, Splits, TokenizedDataset, load_splits, tokenize_rows
+from train.data import (
+    DataError,
+    Row,
+    Splits,
+    TokenizedDataset,
+    load_splits,
+    tokenize_rows,
+)
 
 logger = logging.getLogger("train")
 
@@ -46,7 +54,8 @@ def load_inputs(config: TrainConfig, model: T5Config) -> Inputs:
 
     Raises:
         ConfigError: the tokenizer has ids that the model has no row for.
-        DataError: a file is missing or malformed.
+        DataError: a file is missing or malformed, or an answer to evaluate holds no
+            number.
     """
     name = tokenizer_name(config)
     tokenizer = open_tokenizer(name, config.split_digits)
@@ -66,8 +75,21 @@ def load_inputs(config: TrainConfig, model: T5Config) -> Inputs:
             vocab_size=model.vocab_size,
         )
 
+    for set_name, rows in splits.evaluation.items():
+        _check_answers(set_name, rows)
     evaluation = {name: ready(rows) for name, rows in splits.evaluation.items()}
     return Inputs(tokenizer, splits, ready(splits.train), evaluation)
+
+
+def _check_answers(set_name: str, rows: Sequence[Row]) -> None:
+    """Number metrics need a number in every answer: better said before training."""
+    for number, row in enumerate(rows, start=1):
+        if last_number(row["answer"]) is None:
+            raise DataError(
+                f"row {number} of the evaluation set {set_name!r} has the answer "
+                f"{row['answer'][:40]!r}, which holds no number to evaluate: leave "
+                "such rows out."
+            )
 
 
 def make_vocab(config: TrainConfig, model: T5Config, inputs: Inputs) -> NumberVocab:
@@ -75,7 +97,7 @@ def make_vocab(config: TrainConfig, model: T5Config, inputs: Inputs) -> NumberVo
 
     Raises:
         ConfigError: no number tokens, or a number loss that would see under half of
-            the digits.
+            the digits, or no number at all.
     """
     try:
         vocab = NumberVocab.from_tokenizer(
@@ -89,6 +111,16 @@ def make_vocab(config: TrainConfig, model: T5Config, inputs: Inputs) -> NumberVo
     has_number_loss = any(
         getattr(config.loss, term) is not None for term in NUMBER_TERMS
     )
+    if (
+        has_number_loss
+        and not config.allow_low_coverage
+        and not any(find_numbers(answer) for answer in answers)
+    ):
+        raise ConfigError(
+            f"the first {len(answers)} training answers hold no number, so a number "
+            "loss would see nothing: train with cross entropy alone (--loss.was None), "
+            "or accept it with --allow-low-coverage."
+        )
     if has_number_loss and coverage < LOWEST_COVERAGE and not config.allow_low_coverage:
         raise ConfigError(
             f"only {coverage:.1%} of the digits in the answers land on number tokens, "

@@ -11,13 +11,19 @@ import jax.numpy as jnp
 from ntl_jax.hf import load_checkpoint
 from ntl_jax.models import T5Config, count_parameters
 from ntl_jax.sharding import batch_sharding, make_mesh
-from train.checkpoint import Checkpointer, is_coordinator
+from train.checkpoint import Checkpointer, has_checkpoint, is_coordinator
 from train.config import ConfigError, TrainConfig, mesh_shape
 from train.data import train_batches
 from train.evaluate import Evaluator, SetResult, write_predictions
 from train.inputs import Inputs, load_inputs, make_vocab, tokenizer_name
 from train.progress import IntervalLog, StopSignal
-from train.rundir import CONFIG_FILE, check_same_run, config_dict, write_config
+from train.rundir import (
+    CONFIG_FILE,
+    check_same_run,
+    config_dict,
+    make_folder,
+    write_config,
+)
 from train.state import Params, Task, TrainState, abstract_state, init_state, make_task
 from train.step import compile_train_step
 from train.writer import MetricWriter
@@ -56,7 +62,8 @@ def run(config: TrainConfig, run_dir: pathlib.Path) -> RunResult:
     mesh = make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"])
 
     # ------------------------------------------------------------ folder
-    if config.resume and (run_dir / CONFIG_FILE).exists():
+    old = (run_dir / CONFIG_FILE).exists() or has_checkpoint(run_dir)
+    if config.resume and old:
         check_same_run(run_dir, config)
 
     # ------------------------------------------------------------ text, model
@@ -64,7 +71,7 @@ def run(config: TrainConfig, run_dir: pathlib.Path) -> RunResult:
     inputs = load_inputs(config, model)
     vocab = make_vocab(config, model, inputs)
     task = make_task(config, model, vocab, mesh)
-    run_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(run_dir)
     write_config(
         run_dir,
         config,

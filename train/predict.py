@@ -16,8 +16,18 @@ from ntl_jax.tokenization import Tokenizer
 from train.checkpoint import Checkpointer
 from train.config import ConfigError
 from train.inputs import open_tokenizer
-from train.rundir import read_config, trained_runs
+from train.rundir import CONFIG_FILE, make_folder, read_config, trained_runs
 from train.state import Params
+
+_NEEDED = {
+    "data",
+    "evaluation",
+    "number_policy",
+    "resolved_model",
+    "resolved_tokenizer",
+    "split_digits",
+}
+"""What is read from a run's config.json."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +38,7 @@ class TrainedModel:
     params: Params
     tokenizer: Tokenizer
     vocab: NumberVocab
+    max_source_length: int
     max_new_tokens: int
 
 
@@ -35,9 +46,12 @@ def load_run(run_dir: pathlib.Path) -> TrainedModel:
     """Reads the newest checkpoint of a run, onto one device.
 
     Raises:
-        ConfigError: `run_dir` holds no finished checkpoint.
+        ConfigError: `run_dir` holds no finished checkpoint, or one that is damaged.
     """
     config = read_config(run_dir)
+    lacking = sorted(_NEEDED - config.keys())
+    if lacking:
+        raise ConfigError(f"{run_dir / CONFIG_FILE} lacks {', '.join(lacking)}.")
     model = T5Config(**config["resolved_model"])
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     abstract = jax.tree.map(
@@ -53,8 +67,14 @@ def load_run(run_dir: pathlib.Path) -> TrainedModel:
     vocab = NumberVocab.from_tokenizer(
         tokenizer, vocab_size=model.vocab_size, policy=config["number_policy"]
     )
-    limit = config["evaluation"]["max_new_tokens"]
-    return TrainedModel(model, params, tokenizer, vocab, limit)
+    return TrainedModel(
+        model,
+        params,
+        tokenizer,
+        vocab,
+        max_source_length=config["data"]["max_source_length"],
+        max_new_tokens=config["evaluation"]["max_new_tokens"],
+    )
 
 
 def predict(path: pathlib.Path, question: str) -> str:
@@ -72,7 +92,14 @@ def answer_report(trained: TrainedModel, question: str) -> str:
 
     The probabilities are the softmax over the number tokens alone, as in the loss.
     """
-    ids = jnp.asarray([trained.tokenizer.encode(question)], jnp.int32)  # [1, S]
+    encoded = trained.tokenizer.encode(question)
+    if len(encoded) > trained.max_source_length:
+        raise ConfigError(
+            f"the question is {len(encoded)} tokens long, and the run was trained on "
+            f"at most {trained.max_source_length} (--data.max-source-length): shorten "
+            "it."
+        )
+    ids = jnp.asarray([encoded], jnp.int32)  # [1, S]
     tokens = greedy(
         trained.model, trained.params, ids, max_new_tokens=trained.max_new_tokens
     )
@@ -122,9 +149,10 @@ def export(path: pathlib.Path, folder: pathlib.Path) -> None:
     runs = trained_runs(path)
     if len(runs) > 1:
         raise ConfigError(f"{path} holds several runs, name one: {', '.join(runs)}.")
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty: name a new folder.")
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ConfigError(f"{folder} is a file or is not empty: name a new folder.")
     trained = load_run(next(iter(runs.values())))
+    make_folder(folder)
     save_checkpoint(folder, trained.model, trained.params)
     trained.tokenizer.save(folder)
     print(f"wrote {folder}")

@@ -84,7 +84,8 @@ class IntervalLog:
         values["tokens_per_s"] = self._tokens / seconds
         self._writer.write(self._pending[-1][0], "train", values)
         self._bar.set_postfix_str(
-            f"loss {values['loss']:.4f}, {values['tokens_per_s']:,.0f} tokens/s"
+            f"loss {values['loss']:.4f}, {values['tokens_per_s']:,.0f} tokens/s",
+            refresh=sys.stderr.isatty(),  # a log file gets a line every 30 s
         )
         self._pending, self._tokens = [], 0
         self.restart_clock()

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import tempfile
 from typing import Any
 
 from train.checkpoint import has_checkpoint
@@ -32,6 +33,8 @@ def resolve_run_dir(config: TrainConfig) -> pathlib.Path:
         path = pathlib.Path(config.run_dir)
         if config.resume and not path.is_dir():
             raise ConfigError(f"--resume: there is no run in {path}.")
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"--run-dir {path} is a file: name a folder.")
         if not config.resume and path.exists() and any(path.iterdir()):
             raise ConfigError(
                 f"{path} is not empty: continue it with --resume, or name another "
@@ -71,6 +74,21 @@ def config_dict(config: TrainConfig) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
+def make_folder(path: pathlib.Path) -> None:
+    """Makes a folder that can be written to, with those above it.
+
+    Raises:
+        ConfigError: it cannot be made, or nothing can be written in it.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write to {path} ({error.strerror}): name another folder."
+        ) from error
+
+
 def write_config(run_dir: pathlib.Path, config: TrainConfig, **more: Any) -> None:
     """Writes config.json: every resolved field, and what was found out (`more`)."""
     text = json.dumps({**config_dict(config), **more}, indent=1)
@@ -87,9 +105,12 @@ def read_config(run_dir: pathlib.Path) -> dict[str, Any]:
     if not path.exists():
         raise ConfigError(f"{run_dir} is not a run: it has no {CONFIG_FILE}.")
     try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        content = json.loads(path.read_text())
+    except ValueError as error:  # not JSON, or not UTF-8
         raise ConfigError(f"{path} is damaged: {error}.") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is damaged: it holds no JSON object.")
+    return content
 
 
 def check_same_run(run_dir: pathlib.Path, config: TrainConfig) -> None:
@@ -107,7 +128,8 @@ def check_same_run(run_dir: pathlib.Path, config: TrainConfig) -> None:
     if differing:
         raise ConfigError(
             f"{run_dir} was trained with other settings, so it cannot be resumed with "
-            "these:\n  " + "\n  ".join(differing)
+            "these:\n  " + "\n  ".join(differing) + "\nGive the old ones, or train "
+            "anew in another folder, without --resume."
         )
 
 

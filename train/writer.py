@@ -7,6 +7,7 @@ import pathlib
 from typing import Any
 
 from train.checkpoint import is_coordinator
+from train.config import ConfigError
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -67,9 +68,19 @@ def read_metrics(run_dir: pathlib.Path) -> list[dict[str, Any]]:
     """All complete rows of a run's metrics, oldest first.
 
     A killed run can leave half a last row, which is not counted.
+
+    Raises:
+        ConfigError: another row is not JSON.
     """
     path = run_dir / METRICS_FILE
     if not path.exists():
         return []
-    lines = path.read_text().split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    rows = []
+    for number, line in enumerate(path.read_text().split("\n")[:-1], start=1):
+        try:
+            rows += [json.loads(line)] if line else []
+        except json.JSONDecodeError as error:
+            raise ConfigError(
+                f"{path}, line {number} is damaged ({error}): delete the line."
+            ) from error
+    return rows

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 
@@ -32,6 +33,23 @@ def change(path: str, value):
         ("optimizer.warmup_steps", 6, "leaves nothing of --steps 6"),
         ("data.batch_size", 12, "--data.batch-size 12 does not divide"),
         ("evaluation.batch_size", 1, "--evaluation.batch-size 1 does not divide"),
+        ("name", "a/b", "--name 'a/b' cannot be a folder"),
+        ("seed", -1, "--seed is -1"),
+        ("data.train_size", 0, "--data.train-size is 0: it must be at least 1"),
+        ("data.max_target_length", 0, "--data.max-target-length is 0"),
+        ("loss.was", -0.3, "--loss.was is -0.3: it must be at least 0 and finite"),
+        ("loss.ce", math.nan, "--loss.ce is nan"),
+        ("loss.label_smoothing", 1.0, "it must be at least 0 and below 1"),
+        ("loss.huber_delta", 0.0, "--loss.huber-delta is 0.0: it must be above 0"),
+        (
+            "loss",
+            LossConfig(was=1.0, reweigh=True, support="full"),
+            "--loss.reweigh needs --loss.support numbers",
+        ),
+        ("optimizer.learning_rate", -1.0, "--optimizer.learning-rate is -1.0"),
+        ("optimizer.plateau_factor", 2.0, "it must be above 0 and below 1"),
+        ("optimizer.clip_norm", 0.0, "--optimizer.clip-norm is 0.0"),
+        ("evaluation.max_new_tokens", 0, "--evaluation.max-new-tokens is 0"),
         ("mesh", MeshConfig(data=3), "does not fill 8 device"),
         ("mesh", MeshConfig(data=-1, fsdp=-1), "only one mesh axis can be -1"),
     ],

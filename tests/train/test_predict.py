@@ -79,6 +79,11 @@ def test_an_empty_question_and_several_runs_are_refused(compared, tmp_path):
         export(compared / "ce", tmp_path)
 
 
+def test_a_question_longer_than_any_in_training_is_refused(compared, model):
+    with pytest.raises(ConfigError, match=rf"at most {model.max_source_length} "):
+        predict(compared, QUESTION * 50)
+
+
 def test_a_run_without_checkpoint_is_refused(tmp_path, compared):
     config = (compared / "ce" / "config.json").read_text()
     (tmp_path / "config.json").write_text(config)

@@ -1,11 +1,11 @@
 """metrics.jsonl: what a resumed run keeps, what a kill leaves, TensorBoard beside."""
 
 import importlib.util
-import json
 import math
 
 import pytest
 
+from train.config import ConfigError
 from train.writer import MetricWriter, read_metrics
 
 
@@ -45,7 +45,7 @@ def test_half_a_last_row_does_not_count(tmp_path):
 
 def test_a_damaged_row_in_the_middle_is_not_passed_over(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1\n{"step": 2}\n')
-    with pytest.raises(json.JSONDecodeError):
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl, line 1 is damaged"):
         read_metrics(tmp_path)
 
 

@@ -1,0 +1,42 @@
+"""Answers that a number loss or a number metric could make nothing of."""
+
+import json
+import pathlib
+
+import pytest
+
+from tests.train.helpers import TINY, changed
+from train.config import ConfigError, DataConfig
+from train.data import DataError
+from train.inputs import load_inputs, make_vocab
+
+
+def rows(path: pathlib.Path, *answers: str) -> str:
+    lines = [json.dumps({"question": "1 + 2", "answer": answer}) for answer in answers]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def config(**files: str):
+    data = DataConfig(name="jsonl", batch_size=1, **files)
+    return changed(TINY, data=data)
+
+
+def test_training_answers_without_a_number_are_refused(tmp_path):
+    words = config(train_file=rows(tmp_path / "train.jsonl", "Paris", "Rome"))
+    inputs = load_inputs(words, words.model)
+    with pytest.raises(ConfigError, match="first 2 training answers hold no number"):
+        make_vocab(words, words.model, inputs)
+    accepted = changed(words, allow_low_coverage=True)
+    assert len(make_vocab(accepted, words.model, inputs)) == 10
+    cross_entropy = changed(words, loss=type(words.loss)(was=None))
+    assert len(make_vocab(cross_entropy, words.model, inputs)) == 10
+
+
+def test_an_answer_to_evaluate_without_a_number_is_named(tmp_path):
+    mixed = config(
+        train_file=rows(tmp_path / "train.jsonl", "3"),
+        eval_file=rows(tmp_path / "eval.jsonl", "3", "Paris"),
+    )
+    with pytest.raises(DataError, match=r"row 2 of the evaluation set 'eval'.*'Paris'"):
+        load_inputs(mixed, mixed.model)
