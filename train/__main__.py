@@ -5,6 +5,7 @@ python -m train PRESET --help                every field of a preset
 python -m train PRESET --steps 100           train, evaluate, write runs/PRESET
 python -m train predict RUN "What is 1 plus 2?"
 python -m train export RUN FOLDER            write a Hugging Face checkpoint
+python -m train report FOLDER RUN [RUN ...]  compare finished runs, table and figure
 """
 
 import logging

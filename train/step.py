@@ -61,7 +61,7 @@ def loss_and_grads(
 def train_step(
     state: TrainState, batch: Batch, task: Task
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One AdamW step on the objective.
+    """One optimizer step on the objective.
 
     Args:
         state: the state, donated.
