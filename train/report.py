@@ -78,8 +78,9 @@ def report(run_dirs: Mapping[str, pathlib.Path], folder: pathlib.Path) -> str:
 def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
     """A Markdown table, a row for every evaluation set and loss.
 
-    The last row of each set is the best constant answer: the commonest one for
-    accuracy, the median for MAE.
+    Accuracy stands with its standard error. The last row of each set is the best
+    constant answer: the commonest one for accuracy, the median for MAE, the mean for
+    RMSE.
 
     Args:
         evaluations: by loss.
@@ -90,6 +91,7 @@ def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
         for loss, evaluation in evaluations.items():
             metrics = evaluation[name]["metrics"]
             cells = [_cell(metrics.get(column)) for column in COLUMNS]
+            cells[0] += f" ± {metrics['number_accuracy_se']:.2g}"
             rows.append([name, loss, str(metrics["n"]), *cells])
         metrics = sets[name]["metrics"]
         constant = {

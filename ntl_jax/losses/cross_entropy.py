@@ -98,6 +98,10 @@ def _cross_entropy(
     label_smoothing: float,
     z_loss: float,
 ) -> Float32[Array, "*B"]:
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label_smoothing must be in [0, 1), not {label_smoothing}.")
+    if z_loss < 0:
+        raise ValueError(f"z_loss must not be negative, not {z_loss}.")
     mask = weight != 0
     # Masked before the arithmetic too: a NaN that nobody counts has no gradient.
     lse = jnp.where(mask, stats.lse, 0.0)

@@ -32,6 +32,8 @@ def huber(
     delta: float | Float32[Array, ""] = 1.0,
 ) -> Array:
     """d^2 / 2 where |d| <= delta, delta (|d| - delta / 2) beyond."""
+    if isinstance(delta, int | float) and delta <= 0:
+        raise ValueError(f"delta must be positive, not {delta}.")
     distance = jnp.abs(prediction - target)
     near = jnp.minimum(distance, delta)
     # Equal to both branches, and never doubles the gradient where they meet.

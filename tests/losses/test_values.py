@@ -180,3 +180,19 @@ def test_reweigh_reads_its_constant(monkeypatch):
     monkeypatch.setattr(number_softmax, "ELSEWHERE", 2.0)
     value = ntl_was(all_text, jnp.asarray(4), DIGITS, reweigh=True)
     assert value == pytest.approx(18.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda *b: cross_entropy(*b[:2], label_smoothing=2.0),
+            "label_smoothing .*2.0",
+        ),
+        (lambda *b: cross_entropy(*b[:2], z_loss=-1.0), "z_loss .*-1.0"),
+        (lambda *b: ntl_huber(*b, delta=0.0), "delta .*0.0"),
+    ],
+)
+def test_impossible_options_are_refused(call, message, vocab, batch):
+    with pytest.raises(ValueError, match=message):
+        call(*batch[:2], vocab)

@@ -49,6 +49,9 @@ def test_the_table_holds_what_the_runs_measured(compared):
             assert shown["accuracy"] == f"{metrics['constant_accuracy']:.4g}"
             assert shown["CE"] == "-"
         else:
+            accuracy, error = shown["accuracy"].split(" ± ")
+            assert accuracy == f"{metrics['number_accuracy']:.4g}"
+            assert error == f"{metrics['number_accuracy_se']:.2g}"
             assert shown["MAE"] == f"{metrics['mae']:.4g}"
             assert shown["NTL-WAS"] == f"{metrics['was']:.4g}"
 
