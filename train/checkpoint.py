@@ -86,7 +86,7 @@ class Checkpointer:
             sums = self._manager.restore(
                 step, args=ocp.args.Composite(checksums=ocp.args.JsonRestore())
             )["checksums"]
-        except Exception as error:  # orbax raises bare ones for files that are damaged
+        except (ValueError, LookupError, OSError) as error:
             raise ConfigError(self._damaged(step, str(error).split("\n")[0])) from error
         found = checksums({name: restored[name] for name in items})
         wrong = [name for name, value in found.items() if sums.get(name) != value]
