@@ -86,7 +86,11 @@ class Checkpointer:
             sums = self._manager.restore(
                 step, args=ocp.args.Composite(checksums=ocp.args.JsonRestore())
             )["checksums"]
-        except (ValueError, LookupError, OSError) as error:
+        except Exception as error:
+            # orbax may wrap what tensorstore says of a damaged file in a bare Exception.
+            known = isinstance(error, (ValueError, LookupError, OSError))
+            if not known and type(error) is not Exception:
+                raise
             raise ConfigError(self._damaged(step, str(error).split("\n")[0])) from error
         found = checksums({name: restored[name] for name in items})
         wrong = [name for name, value in found.items() if sums.get(name) != value]
