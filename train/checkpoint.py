@@ -87,7 +87,7 @@ class Checkpointer:
                 step, args=ocp.args.Composite(checksums=ocp.args.JsonRestore())
             )["checksums"]
         except Exception as error:
-            # orbax may wrap what tensorstore says of a damaged file in a bare Exception.
+            # orbax may wrap tensorstore's word on damaged files in a bare Exception.
             known = isinstance(error, (ValueError, LookupError, OSError))
             if not known and type(error) is not Exception:
                 raise
