@@ -1,5 +1,6 @@
 """Training, from a config to parameters, metrics and answers on disk."""
 
+import contextlib
 import dataclasses
 import logging
 import pathlib
@@ -129,7 +130,7 @@ def _train(
         start_step=first,
     )
     log = IntervalLog(state.params, first, config.steps, writer)
-    with StopSignal() as stop, log:
+    with StopSignal() as stop, log, contextlib.closing(batches):
         for step in range(first + 1, config.steps + 1):
             host_batch = next(batches)
             state, metrics = train_step(state, jax.device_put(host_batch, sharding))

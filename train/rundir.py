@@ -8,6 +8,7 @@ from typing import Any
 
 from train.checkpoint import has_checkpoint
 from train.config import ConfigError, TrainConfig
+from train.writer import replace_text
 
 ROOT = pathlib.Path("runs")
 CONFIG_FILE = "config.json"
@@ -92,7 +93,7 @@ def make_folder(path: pathlib.Path) -> None:
 def write_config(run_dir: pathlib.Path, config: TrainConfig, **more: Any) -> None:
     """Writes config.json: every resolved field, and what was found out (`more`)."""
     text = json.dumps({**config_dict(config), **more}, indent=1)
-    (run_dir / CONFIG_FILE).write_text(text + "\n")
+    replace_text(run_dir / CONFIG_FILE, text + "\n")
 
 
 def read_config(run_dir: pathlib.Path) -> dict[str, Any]:

@@ -12,6 +12,13 @@ from train.config import ConfigError
 METRICS_FILE = "metrics.jsonl"
 
 
+def replace_text(path: pathlib.Path, text: str) -> None:
+    """Writes a whole file or none: killed at any moment, the old one is still there."""
+    unfinished = path.with_name(path.name + ".unfinished")
+    unfinished.write_text(text)
+    unfinished.replace(path)
+
+
 class MetricWriter:
     """Appends rows of numbers to `run_dir/metrics.jsonl`; process 0 alone writes.
 
@@ -29,7 +36,7 @@ class MetricWriter:
             for row in read_metrics(run_dir)
             if row["step"] <= start_step and not row["kind"].startswith("final/")
         ]
-        path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        replace_text(path, "".join(json.dumps(row) + "\n" for row in kept))
         self._file = path.open("a")
         if importlib.util.find_spec("tensorboardX"):
             from tensorboardX import SummaryWriter

@@ -33,6 +33,7 @@ def run(*arguments: str, cwd: pathlib.Path) -> subprocess.CompletedProcess[str]:
     """`python -m train ...` in another folder, with one CPU device."""
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "",
         "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1",
     }

@@ -2,11 +2,12 @@
 
 import importlib.util
 import math
+import pathlib
 
 import pytest
 
 from train.config import ConfigError
-from train.writer import MetricWriter, read_metrics
+from train.writer import MetricWriter, read_metrics, replace_text
 
 
 def write(run_dir, *rows, start_step=0):
@@ -85,3 +86,16 @@ def test_only_the_coordinator_writes(tmp_path, monkeypatch):
     monkeypatch.setattr("train.writer.is_coordinator", lambda: False)
     write(tmp_path, (1, "train", {"loss": 1.0}))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "config.json"
+    replace_text(path, "old")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pathlib.Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        replace_text(path, "new")
+    assert path.read_text() == "old"

@@ -1,6 +1,6 @@
 """Batches for training and evaluation, through grain, as a function of the step."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import grain
 import numpy as np
@@ -19,7 +19,7 @@ def train_batches(
     start_step: int = 0,
     process_index: int = 0,
     process_count: int = 1,
-) -> Iterator[Batch]:
+) -> Generator[Batch]:
     """Shuffled batches without end; each a pure function of (seed, step).
 
     Epochs follow each other without a gap: the row at place g = step * batch_size + i
@@ -64,7 +64,7 @@ def eval_batches(
     batch_size: int,
     process_index: int = 0,
     process_count: int = 1,
-) -> Iterator[Batch]:
+) -> Generator[Batch]:
     """Every row once, in order; the last batch is filled up with rows of weight 0.
 
     Args:
@@ -127,7 +127,7 @@ def _local_slice(batch_size: int, process_index: int, process_count: int) -> sli
     return slice(process_index * size, (process_index + 1) * size)
 
 
-def _closing(batches: grain.IterDataset) -> Iterator[Batch]:
+def _closing(batches: grain.IterDataset) -> Generator[Batch]:
     """Iterates, and stops the threads when the caller does."""
     iterator = iter(batches)
     try:
