@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.number_softmax import Support, finish, number_probabilities
+from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import number_targets
-from ntl_jax.losses.reduction import Reduction, reduce_tokens
-from ntl_jax.losses.stats import NumberStats, stats_from_logits
+from ntl_jax.losses.reduction import Reduction
+from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
 
 Penalty = Callable[[Array, Array], Array]
@@ -75,18 +76,18 @@ def ntl_dot_product(
         TypeError, ValueError: as `ntl_jax.losses.stats_from_logits` does, and for an
             unknown reduction or support.
     """
-    stats = stats_from_logits(logits, labels, vocab, ignore_index=ignore_index)
-    value, weight = ntl_dot_product_from_stats(
-        stats,
+    return on_logits(
+        ntl_dot_product_from_stats,
+        logits,
         labels,
         vocab,
         penalty=penalty,
         weights=weights,
+        reduction=reduction,
         ignore_index=ignore_index,
         reweigh=reweigh,
         support=support,
     )
-    return reduce_tokens(value, weight, reduction)
 
 
 def ntl_dot_product_from_stats(

@@ -5,9 +5,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.number_softmax import Support, finish, number_probabilities
+from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import number_targets
-from ntl_jax.losses.reduction import Reduction, reduce_tokens
-from ntl_jax.losses.stats import NumberStats, stats_from_logits
+from ntl_jax.losses.reduction import Reduction
+from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
 
 
@@ -48,17 +49,17 @@ def ntl_was(
     >>> print(ntl_was(jnp.zeros((3, 11)), jnp.array([4, 0, 10]), vocab).round(3))
     [2.5 4.5 0. ]
     """
-    stats = stats_from_logits(logits, labels, vocab, ignore_index=ignore_index)
-    value, weight = ntl_was_from_stats(
-        stats,
+    return on_logits(
+        ntl_was_from_stats,
+        logits,
         labels,
         vocab,
         weights=weights,
+        reduction=reduction,
         ignore_index=ignore_index,
         reweigh=reweigh,
         support=support,
     )
-    return reduce_tokens(value, weight, reduction)
 
 
 def ntl_was_from_stats(
