@@ -30,6 +30,7 @@ To combine several at the cost of one softmax, read `NumberStats` off the logits
 and give them to an `Objective`.
 """
 
+from ntl_jax.losses import distances as distances
 from ntl_jax.losses.causal import shift_labels as shift_labels
 from ntl_jax.losses.cross_entropy import cross_entropy as cross_entropy
 from ntl_jax.losses.cross_entropy import (
