@@ -37,12 +37,12 @@ from typing import Literal, Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32, Int32, UInt8
 
-_WORD_START = ("\u2581", "\u0120", " ")
+from ntl_jax.token_kinds import Kind, bare, ids_of_kind, kinds_of
+
 _DIGIT = re.compile(r"[0-9]")
 _DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?|\.[0-9]+")
-_MINUS = ("-", "\u2212")  # hyphen-minus and the mathematical minus sign
 _LARGEST = 1e18  # its square is still a finite float32, so a squared error is too
 
 
@@ -55,17 +55,12 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> Sequence[int]: ...
 
 
-def _bare(token: str) -> str:
-    """The token without one leading word-start mark."""
-    return token[1:] if token.startswith(_WORD_START) else token
-
-
 def _read_digit(token: str) -> float | None:
     return float(token) if _DIGIT.fullmatch(token) else None
 
 
 def _read_number(token: str) -> float | None:
-    return float(_bare(token)) if _DECIMAL.fullmatch(_bare(token)) else None
+    return float(bare(token)) if _DECIMAL.fullmatch(bare(token)) else None
 
 
 def _read_like_ntloss(token: str) -> float | None:
@@ -104,6 +99,8 @@ class NumberVocab:
         vocab_size: V, the real columns of the model's logits.
         point_ids: i32[P], tokens that are a decimal point.
         minus_ids: i32[M], tokens that are a minus sign.
+        kinds: u8[V], where the text of a token lets a number begin and end: sums of
+            `ntl_jax.token_kinds.Kind`.
         row: i32[V], the place of a token in ``token_ids``, -1 where it is no number.
         order: i32[K], the rows sorted by value.
         gaps: f32[K-1], the steps between neighbouring sorted values.
@@ -116,8 +113,9 @@ class NumberVocab:
     token_ids: Int32[np.ndarray, "K"]
     values: Float32[np.ndarray, "K"]
     vocab_size: int
-    point_ids: Int32[np.ndarray, "P"]
-    minus_ids: Int32[np.ndarray, "M"]
+    kinds: UInt8[np.ndarray, "V"]
+    point_ids: Int32[np.ndarray, "P"] = dataclasses.field(init=False)
+    minus_ids: Int32[np.ndarray, "M"] = dataclasses.field(init=False)
     row: Int32[np.ndarray, "V"] = dataclasses.field(init=False)
     order: Int32[np.ndarray, "K"] = dataclasses.field(init=False)
     gaps: Float32[np.ndarray, "K-1"] = dataclasses.field(init=False)
@@ -133,7 +131,9 @@ class NumberVocab:
         row[self.token_ids] = np.arange(len(self.token_ids), dtype=np.int32)
         order = np.argsort(self.values, kind="stable").astype(np.int32)
         derived = {"row": row, "order": order, "gaps": np.diff(self.values[order])}
-        given = ("token_ids", "values", "point_ids", "minus_ids")
+        derived["point_ids"] = ids_of_kind(self.kinds, Kind.POINT)
+        derived["minus_ids"] = ids_of_kind(self.kinds, Kind.MINUS)
+        given = ("token_ids", "values", "kinds")
         copies = {name: np.array(getattr(self, name)) for name in given}
         for name, array in (derived | copies).items():
             object.__setattr__(self, name, _frozen(array))
@@ -227,8 +227,7 @@ class NumberVocab:
             token_ids=np.array(ids, np.int32),
             values=np.array([numbers[i] for i in ids], np.float32),
             vocab_size=vocab_size,
-            point_ids=_ids_of(mapping, (".",)),
-            minus_ids=_ids_of(mapping, _MINUS),
+            kinds=kinds_of(mapping, vocab_size),
         )
 
     def check_columns(self, columns: int) -> None:
@@ -284,12 +283,6 @@ def _resolve(policy: Policy) -> Callable[[str], float | None]:
             "a function from a token to its value or None."
         )
     return POLICIES[policy]
-
-
-def _ids_of(mapping: Mapping[str, int], signs: tuple[str, ...]) -> np.ndarray:
-    """The ids of the tokens that are one of signs, word-start marks aside."""
-    ids = {token_id for token, token_id in mapping.items() if _bare(token) in signs}
-    return np.array(sorted(ids), np.int32)
 
 
 def _check_ids(mapping: Mapping[str, int], vocab_size: int) -> None:

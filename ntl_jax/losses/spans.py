@@ -1,0 +1,265 @@
+"""Which labels of a row make up one number, and what each digit's place in it is."""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int, Int32
+
+from ntl_jax.losses.positions import safe_labels
+from ntl_jax.number_vocab import NumberVocab
+from ntl_jax.token_kinds import Kind
+
+Points = Literal["never", "one", "between", "always"]
+
+_NUMBER = 128  # a flag that Kind leaves free
+
+
+class NumberSpans(NamedTuple):
+    """The numbers in rows of labels. A run is one number: the positions that spell it.
+
+    Where a position belongs to no run, ``run`` is T, and ``start`` and ``end`` are its
+    own position; ``length``, ``right``, ``place`` and ``exponent`` mean something at
+    digits only.
+
+    Attributes:
+        digit: bool[*B, T], where the label is a number token and is not ignored.
+        inside: bool[*B, T], a digit, or a point or comma that joins digits.
+        first: bool[*B, T], the first digit of each run.
+        run: i32[*B, T], which run of the row, from 0.
+        start: i32[*B, T], the first position of the run, maybe a leading point.
+        end: i32[*B, T], the last position of the run.
+        length: i32[*B, T], how many digits the run has.
+        right: i32[*B, T], how many digits of the run stand to the right of this one.
+        place: i32[*B, T], the power of ten of the digit: 0 for units, 1 for tens, -1
+            for the first decimal. A run without a point ends in its units; of several
+            points the first counts.
+        exponent: i32[*B, T], the distance in positions to the units before the first
+            point: as ``place``, but the point takes -1, the first decimal -2, and any
+            further point a step of its own.
+        leads: bool[*B, T], the run begins with a point.
+        negative: bool[*B, T], a minus sign stands before the run.
+    """
+
+    digit: Bool[Array, "*B T"]
+    inside: Bool[Array, "*B T"]
+    first: Bool[Array, "*B T"]
+    run: Int32[Array, "*B T"]
+    start: Int32[Array, "*B T"]
+    end: Int32[Array, "*B T"]
+    length: Int32[Array, "*B T"]
+    right: Int32[Array, "*B T"]
+    place: Int32[Array, "*B T"]
+    exponent: Int32[Array, "*B T"]
+    leads: Bool[Array, "*B T"]
+    negative: Bool[Array, "*B T"]
+
+
+def number_spans(
+    labels: Int[Array, "*B T"],
+    vocab: NumberVocab,
+    *,
+    points: Points = "one",
+    commas: bool = False,
+    segment_ids: Int[Array, "*B T"] | None = None,
+    ignore_index: int = -100,
+) -> NumberSpans:
+    """Finds the numbers of each row from its labels alone.
+
+    Number tokens that follow one another make a run. An ignored label, the border of a
+    segment and a token with a word-start mark end it.
+
+    Args:
+        labels: token ids [*B, T]; a row is the last axis.
+        vocab: the number tokens, and which tokens are points, commas and signs.
+        points: which decimal points join digits into one run. "never"; "one", the first
+            of ``12.34`` and of ``.5``, so that ``1.2.3`` is 1.2 and 3; "between", any
+            with a digit on both sides, so that ``1.2.3`` is one run; "always", wherever
+            a point stands, so that ``12.`` and ``..5`` are runs too.
+        commas: whether a comma joins where one to three digits stand before it and
+            exactly three after it.
+        segment_ids: which of several packed texts a position is of [*B, T].
+        ignore_index: the label that counts nothing.
+
+    Returns:
+        NumberSpans over [*B, T].
+
+    Raises:
+        ValueError: for unknown points, a label without a row axis, or segment_ids of
+            another shape.
+
+    >>> tokens = {str(d): d for d in range(10)} | {".": 10, "a": 11}
+    >>> vocab = NumberVocab.from_mapping(tokens, vocab_size=12)
+    >>> spans = number_spans(jnp.array([1, 2, 10, 3, 4, 11, 7]), vocab)
+    >>> spans.run.tolist(), spans.place[jnp.array([0, 1, 3, 4, 6])].tolist()
+    ([0, 0, 0, 0, 0, 7, 1], [1, 0, -1, -2, 0])
+    """
+    _check(labels, points, segment_ids)
+    kinds = _label_kinds(labels, vocab, ignore_index)
+    linked = _linked(kinds, segment_ids)
+    digit = (kinds & _NUMBER) != 0
+    point = _joining_points(kinds, digit, linked, points)
+    inside = digit | point
+    if commas:
+        inside |= _joining_commas(kinds, digit, point, linked)
+    follows = inside & _shift(inside, 1) & linked  # goes on the run of t - 1
+    t = jax.lax.broadcasted_iota(jnp.int32, labels.shape, labels.ndim - 1)
+    negative = _negative(kinds, linked, segment_ids).astype(jnp.int32)
+    signed = _at_or_before(~follows, 2 * t + negative)
+    start, last = signed // 2, ~_shift(follows, -1)
+    end = _at_or_after(last, t)
+    count = jnp.cumsum(digit, axis=-1, dtype=jnp.int32)  # digits up to here
+    of_run = _at_or_after(last, count)
+    before_run = _at_or_before(~follows, count - digit.astype(jnp.int32))
+    # Of the points of a run only the first divides whole from decimal places.
+    opens = point & (_shift(_at_or_before(point, t), 1, fill=-1) < start)
+    passed = _at_or_before(opens, t)
+    dot = jnp.where(
+        passed >= start, passed, jnp.minimum(_at_or_after(opens, t), end + 1)
+    )
+    whole = jnp.where(
+        passed >= start,
+        _at_or_before(opens, count),
+        _at_or_after(opens | last, count),
+    )
+    index = jnp.cumsum(inside & ~follows, axis=-1, dtype=jnp.int32) - 1
+    return NumberSpans(
+        digit=digit,
+        inside=inside,
+        first=digit & (count - before_run == 1),
+        run=jnp.where(inside, index, labels.shape[-1]),
+        start=start,
+        end=end,
+        length=of_run - before_run,
+        right=of_run - count,
+        place=whole - count,
+        exponent=dot - 1 - t,
+        leads=inside & (dot == start),
+        negative=inside & (signed % 2 == 1),
+    )
+
+
+def _check(labels: Array, points: str, segment_ids: Array | None) -> None:
+    if points not in ("never", "one", "between", "always"):
+        raise ValueError(
+            f"points must be 'never', 'one', 'between' or 'always', not {points!r}."
+        )
+    if labels.ndim == 0:
+        raise ValueError("labels need a row axis: their shape is (), a single token.")
+    if segment_ids is not None and segment_ids.shape != labels.shape:
+        raise ValueError(
+            f"segment_ids of shape {segment_ids.shape} do not match labels of shape "
+            f"{labels.shape}: give one segment a label."
+        )
+
+
+def _label_kinds(
+    labels: Int[Array, "*B T"], vocab: NumberVocab, ignore_index: int
+) -> Int32[Array, "*B T"]:
+    """The flags of each label, 0 where it is ignored."""
+    table = vocab.kinds.astype(np.int32) + _NUMBER * (vocab.row >= 0)
+    ids = safe_labels(labels, vocab.vocab_size, ignore_index=ignore_index)
+    kinds = jnp.asarray(table.astype(np.int32))[ids]
+    return jnp.where(labels == ignore_index, 0, kinds)
+
+
+def _linked(
+    kinds: Int32[Array, "*B T"], segment_ids: Int[Array, "*B T"] | None
+) -> Bool[Array, "*B T"]:
+    """Whether a position may go on the number of the position before it."""
+    linked = (kinds & Kind.WORD_START) == 0
+    if segment_ids is not None:
+        linked &= segment_ids == _shift(segment_ids, 1)
+    return linked
+
+
+def _joining_points(
+    kinds: Int32[Array, "*B T"],
+    digit: Bool[Array, "*B T"],
+    linked: Bool[Array, "*B T"],
+    points: Points,
+) -> Bool[Array, "*B T"]:
+    """The points that are part of a number."""
+    point = (kinds & Kind.POINT) != 0
+    if points == "always":
+        return point
+    if points == "never":
+        return jnp.zeros_like(point)
+    before_digit = _shift(digit & linked, -1)
+    joins = point & _shift(digit, 1) & linked & before_digit
+    if points == "between":
+        return joins
+    # A point that begins a number follows no digit, point or letter of its word.
+    after_word = (_shift(kinds, 1) & (_NUMBER | Kind.POINT | Kind.LETTER)) != 0
+    joins |= point & before_digit & ~(after_word & linked)
+    # In a chain of digits and points the first of every two points is a decimal point.
+    chain = digit | joins
+    count = jnp.cumsum(joins, axis=-1, dtype=jnp.int32) - joins.astype(jnp.int32)
+    begins = ~(chain & _shift(chain, 1) & linked)
+    return joins & ((count - _at_or_before(begins, count)) % 2 == 0)
+
+
+def _joining_commas(
+    kinds: Int32[Array, "*B T"],
+    digit: Bool[Array, "*B T"],
+    point: Bool[Array, "*B T"],
+    linked: Bool[Array, "*B T"],
+) -> Bool[Array, "*B T"]:
+    """The commas that one to three digits precede and exactly three follow."""
+    inner = digit & linked
+    after = [_shift(inner, -k) for k in (1, 2, 3, 4)]
+    three_after = after[0] & after[1] & after[2] & ~after[3]
+    # Digits right before the comma, and what stands before one, two or three of them.
+    one, two, three = (_shift(digit, k) for k in (1, 2, 3))
+    four = _shift(inner, 1) & _shift(inner, 2) & _shift(inner, 3) & _shift(digit, 4)
+    decimals = _shift(point, 2) | (two & _shift(point, 3))
+    decimals |= two & three & _shift(point, 4)
+    comma = ((kinds & Kind.COMMA) != 0) & linked
+    return comma & one & three_after & ~four & ~decimals
+
+
+def _negative(
+    kinds: Int32[Array, "*B T"],
+    linked: Bool[Array, "*B T"],
+    segment_ids: Int[Array, "*B T"] | None,
+) -> Bool[Array, "*B T"]:
+    """Whether the position before is a minus that is a sign and no operator."""
+    seen = _shift(kinds, 1)
+    earlier = _shift(kinds, 2)
+    if segment_ids is not None:
+        seen = jnp.where(segment_ids == _shift(segment_ids, 1), seen, 0)
+        earlier = jnp.where(segment_ids == _shift(segment_ids, 2), earlier, 0)
+    blank = (seen & Kind.BLANK) != 0
+    operand = (jnp.where(blank, earlier, seen) & (Kind.OPERAND | _NUMBER)) != 0
+    hyphen = ((seen & Kind.LETTER) != 0) & ((kinds & Kind.WORD_START) == 0)
+    sign = ((kinds & Kind.MINUS) != 0) & ~operand & ~hyphen
+    return _shift(sign, 1) & linked
+
+
+def _shift(x: Array, steps: int, fill: int | bool = 0) -> Array:
+    """x[t - steps] along the row, ``fill`` beyond its ends."""
+    width = x.shape[-1]
+    if abs(steps) >= width:
+        return jnp.full_like(x, fill)
+    edge = jnp.full_like(x[..., : abs(steps)], fill)
+    if steps > 0:
+        return jnp.concatenate([edge, x[..., :-steps]], axis=-1)
+    return jnp.concatenate([x[..., -steps:], edge], axis=-1)
+
+
+def _at_or_before(mask: Array, x: Array) -> Array:
+    """The x of the nearest masked position at t or before it, -1 where there is none.
+
+    x must not fall along the row.
+    """
+    return jax.lax.cummax(jnp.where(mask, x, -1), axis=x.ndim - 1)
+
+
+def _at_or_after(mask: Array, x: Array) -> Array:
+    """The x of the nearest masked position at t or after it, a large number for none.
+
+    x must not fall along the row.
+    """
+    far = jnp.iinfo(jnp.int32).max // 2
+    return jax.lax.cummin(jnp.where(mask, x, far), axis=x.ndim - 1, reverse=True)
