@@ -11,6 +11,11 @@ from ntl_jax.losses import Term as Term
 from ntl_jax.losses import cross_entropy as cross_entropy
 from ntl_jax.losses import cross_entropy_from_stats as cross_entropy_from_stats
 from ntl_jax.losses import distances as distances
+from ntl_jax.losses import gaussian_cross_entropy as gaussian_cross_entropy
+from ntl_jax.losses import (
+    gaussian_cross_entropy_from_stats as gaussian_cross_entropy_from_stats,
+)
+from ntl_jax.losses import gaussian_targets as gaussian_targets
 from ntl_jax.losses import ntl_dot_product as ntl_dot_product
 from ntl_jax.losses import ntl_dot_product_from_stats as ntl_dot_product_from_stats
 from ntl_jax.losses import ntl_huber as ntl_huber

@@ -46,6 +46,11 @@ from ntl_jax.losses.dot_product import ntl_mae as ntl_mae
 from ntl_jax.losses.dot_product import ntl_mae_from_stats as ntl_mae_from_stats
 from ntl_jax.losses.dot_product import ntl_mse as ntl_mse
 from ntl_jax.losses.dot_product import ntl_mse_from_stats as ntl_mse_from_stats
+from ntl_jax.losses.gaussian import gaussian_cross_entropy as gaussian_cross_entropy
+from ntl_jax.losses.gaussian import (
+    gaussian_cross_entropy_from_stats as gaussian_cross_entropy_from_stats,
+)
+from ntl_jax.losses.gaussian import gaussian_targets as gaussian_targets
 from ntl_jax.losses.objective import Objective as Objective
 from ntl_jax.losses.reduction import Term as Term
 from ntl_jax.losses.reduction import weighted_mean as weighted_mean
