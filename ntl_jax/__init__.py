@@ -24,7 +24,13 @@ from ntl_jax.losses import ntl_mae as ntl_mae
 from ntl_jax.losses import ntl_mae_from_stats as ntl_mae_from_stats
 from ntl_jax.losses import ntl_mse as ntl_mse
 from ntl_jax.losses import ntl_mse_from_stats as ntl_mse_from_stats
+from ntl_jax.losses import ntl_optimal_transport as ntl_optimal_transport
+from ntl_jax.losses import (
+    ntl_optimal_transport_from_stats as ntl_optimal_transport_from_stats,
+)
 from ntl_jax.losses import ntl_was as ntl_was
+from ntl_jax.losses import ntl_was_cdf as ntl_was_cdf
+from ntl_jax.losses import ntl_was_cdf_from_stats as ntl_was_cdf_from_stats
 from ntl_jax.losses import ntl_was_from_stats as ntl_was_from_stats
 from ntl_jax.losses import shift_labels as shift_labels
 from ntl_jax.losses import stats_from_logits as stats_from_logits

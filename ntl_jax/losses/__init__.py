@@ -52,10 +52,18 @@ from ntl_jax.losses.gaussian import (
 )
 from ntl_jax.losses.gaussian import gaussian_targets as gaussian_targets
 from ntl_jax.losses.objective import Objective as Objective
+from ntl_jax.losses.optimal_transport import (
+    ntl_optimal_transport as ntl_optimal_transport,
+)
+from ntl_jax.losses.optimal_transport import (
+    ntl_optimal_transport_from_stats as ntl_optimal_transport_from_stats,
+)
 from ntl_jax.losses.reduction import Term as Term
 from ntl_jax.losses.reduction import weighted_mean as weighted_mean
 from ntl_jax.losses.reduction import weighted_sum_and_count as weighted_sum_and_count
 from ntl_jax.losses.stats import NumberStats as NumberStats
 from ntl_jax.losses.stats import stats_from_logits as stats_from_logits
 from ntl_jax.losses.wasserstein import ntl_was as ntl_was
+from ntl_jax.losses.wasserstein import ntl_was_cdf as ntl_was_cdf
+from ntl_jax.losses.wasserstein import ntl_was_cdf_from_stats as ntl_was_cdf_from_stats
 from ntl_jax.losses.wasserstein import ntl_was_from_stats as ntl_was_from_stats

@@ -23,7 +23,7 @@ def ntl_optimal_transport(
     *,
     target: Float[Array, "*B K"],
     cost: Float[Array, "K K"] | None = None,
-    epsilon: Scalar = 0.1,
+    epsilon: Scalar = 0.01,
     iterations: int = 100,
     debias: bool = False,
     weights: Float[Array, "*B"] | Bool[Array, "*B"] | None = None,
@@ -41,7 +41,7 @@ def ntl_optimal_transport(
         vocab: the number tokens.
         target: the true distribution over ``vocab.token_ids``.
         cost: what each wrong number costs; |v_k - v_y| where None.
-        epsilon: how much the coupling is blurred, in the units of the cost.
+        epsilon: how much the coupling is blurred, as a share of the largest cost.
         iterations: how many times the potentials are updated.
         debias: whether to take off what the blur costs.
         weights: non-negative weights [*B]; 1 where None.
@@ -94,7 +94,7 @@ def ntl_optimal_transport_from_stats(
     *,
     target: Float[Array, "*B K"],
     cost: Float[Array, "K K"] | None = None,
-    epsilon: Scalar = 0.1,
+    epsilon: Scalar = 0.01,
     iterations: int = 100,
     debias: bool = False,
     weights: Float[Array, "*B"] | Bool[Array, "*B"] | None = None,
@@ -104,22 +104,22 @@ def ntl_optimal_transport_from_stats(
 ) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
     """Entropic optimal transport from the prediction q to a target t over numbers.
 
-    OT(q, t) = min_P sum_yk P_yk C_yk + epsilon KL(P || t q^T), over the couplings P
-    with marginals t and q
+    OT(q, t) = min_P sum_yk P_yk C_yk + e KL(P || t q^T), over the couplings P with
+    marginals t and q, where e = epsilon max C
 
     For a cost and a target of your own. Where one of them is simple the exact cost is
     cheaper by far: `ntl_was` with ``distance=cost`` for the label alone, `ntl_was_cdf`
     for any target under |v_k - v_y|.
 
-    The value includes the KL, and so is above the exact cost, by epsilon times the
-    smaller of the two entropies at most, and by nothing where t or q is one number.
+    The value includes the KL, and so is above the exact cost, by e times the smaller
+    of the two entropies at most, and by nothing where t or q is one number.
     It is not 0 at q = t, and its minimum is a q a little sharper than t.
     ``debias=True`` mends that, for a symmetric cost, at three times the price, with
     the Sinkhorn divergence OT(q, t) - OT(q, q) / 2 - OT(t, t) / 2.
 
     The gradient is that of OT itself by the envelope theorem: the potentials are not
     differentiated, so a second derivative is not available. A smaller epsilon needs
-    more iterations, about as many as the largest cost has epsilons.
+    more iterations, about 1 / epsilon; with too few the value is below OT.
 
     Args:
         stats: NumberStats over [*B].
@@ -129,9 +129,9 @@ def ntl_optimal_transport_from_stats(
         cost: C, [K, K], row y the costs of a true y, in the order of
             ``vocab.token_ids`` (see `ntl_jax.losses.distances`); |v_k - v_y| where
             None.
-        epsilon: above 0, in the units of the cost; may be a traced scalar.
+        epsilon: above 0, a share of the largest cost; may be a traced scalar.
         iterations: how many times both potentials are updated. The first ones use a
-            larger epsilon, halved each time, which takes the potentials near faster.
+            larger epsilon, halved each time, which brings the potentials near sooner.
         debias: whether to return the Sinkhorn divergence.
         weights: non-negative weights [*B]; 1 where None.
         ignore_index: the label that counts nothing.
@@ -158,15 +158,15 @@ def ntl_optimal_transport_from_stats(
     targets = number_targets(labels, vocab, weights, ignore_index=ignore_index)
     t, targets = target_distribution(target, targets, vocab)  # [*B, K]
     q = number_probabilities(stats, targets, "numbers")  # [*B, K]
-    sharpness = jnp.asarray(epsilon).astype(jnp.float32)
-    loss = entropic_cost(q, t, matrix, sharpness, iterations)  # [*B]
+    worst = jnp.max(matrix)
+    blur = jnp.asarray(epsilon).astype(jnp.float32) * jnp.where(worst > 0, worst, 1.0)
+    loss = entropic_cost(q, t, matrix, blur, iterations)  # [*B]
     if debias:
-        of_q = entropic_cost(q, q, matrix, sharpness, iterations)
-        of_t = entropic_cost(t, t, matrix, sharpness, iterations)
+        of_q = entropic_cost(q, q, matrix, blur, iterations)
+        of_t = entropic_cost(t, t, matrix, blur, iterations)
         loss = loss - 0.5 * (of_q + of_t)
     if support != "numbers":
         loss *= jnp.sum(number_probabilities(stats, targets, support), axis=-1)
-    worst = jnp.max(matrix)
     return finish(loss, stats, targets, support=support, reweigh=reweigh, worst=worst)
 
 
@@ -174,7 +174,7 @@ def entropic_cost(
     q: Float32[Array, "*B K"],
     t: Float32[Array, "*B K"],
     cost: Float32[Array, "K K"],
-    epsilon: Float32[Array, ""],
+    blur: Float32[Array, ""],
     iterations: int,
 ) -> Float32[Array, "*B"]:
     """OT(q, t) of `ntl_optimal_transport_from_stats`, with its gradient.
@@ -185,38 +185,41 @@ def entropic_cost(
         q: predicted distributions [*B, K].
         t: true distributions [*B, K].
         cost: [K, K], row y the costs of a true y.
-        epsilon: the weight of the KL.
+        blur: e, the weight of the KL, above 0, in the units of the cost.
         iterations: how many times both potentials are updated.
 
     Returns:
         f32[*B]. Its gradient is f for q, g for t, the coupling for the cost and the KL
-        for epsilon.
+        for the blur.
     """
-    cost = jnp.broadcast_to(cost, (*q.shape, q.shape[-1]))  # [*B, K, K]
-    log_q, log_t = jax.lax.stop_gradient((_log(q), _log(t)))
-    f, g = _potentials(
-        log_q, log_t, *jax.lax.stop_gradient((cost, epsilon)), iterations
-    )
-    # The dual's last term. It is 0 here, and brings the gradients of cost and epsilon.
-    exponent = (f[..., None, :] + g[..., :, None] - cost) / epsilon
-    mass = jnp.sum(
-        jnp.exp(log_q[..., None, :] + log_t[..., :, None] + exponent), (-2, -1)
-    )
-    return jnp.sum(q * f, axis=-1) + jnp.sum(t * g, axis=-1) - epsilon * (mass - 1)
+    costs = jnp.broadcast_to(cost, (*q.shape, q.shape[-1]))  # [*B, K, K]
+    fixed = jax.lax.stop_gradient((_log(q), _log(t), costs, blur))
+    f, g = _potentials(*fixed, iterations)
+    # The last term of the dual is 0 here, and brings the gradients of cost and blur.
+    slack = (f[..., None, :] + g[..., :, None] - costs) / blur
+    coupling = jnp.exp(fixed[0][..., None, :] + fixed[1][..., :, None] + slack)
+    excess = jnp.sum(coupling, axis=(-2, -1)) - 1
+    return jnp.sum(q * f, axis=-1) + jnp.sum(t * g, axis=-1) - blur * excess
 
 
-def _potentials(log_q, log_t, cost, epsilon, iterations):
-    """f and g, both [*B, K], of the dual of OT, after so many updates of each."""
+def _potentials(
+    log_q: Float32[Array, "*B K"],
+    log_t: Float32[Array, "*B K"],
+    costs: Float32[Array, "*B K K"],
+    blur: Float32[Array, ""],
+    iterations: int,
+) -> tuple[Float32[Array, "*B K"], Float32[Array, "*B K"]]:
+    """f and g of the dual, after so many updates of each in the log domain."""
+    widest = jnp.max(costs)
 
     def update(i, potentials):
-        blur = jnp.maximum(epsilon, widest * 0.5 ** i.astype(jnp.float32))
+        e = jnp.maximum(blur, widest * 0.5 ** i.astype(jnp.float32))
         f, _ = potentials
-        exponent = log_q[..., None, :] + (f[..., None, :] - cost) / blur
-        g = -blur * jax.nn.logsumexp(exponent, axis=-1)
-        exponent = log_t[..., :, None] + (g[..., :, None] - cost) / blur
-        return -blur * jax.nn.logsumexp(exponent, axis=-2), g
+        of_f = log_q[..., None, :] + (f[..., None, :] - costs) / e
+        g = -e * jax.nn.logsumexp(of_f, axis=-1)
+        of_g = log_t[..., :, None] + (g[..., :, None] - costs) / e
+        return -e * jax.nn.logsumexp(of_g, axis=-2), g
 
-    widest = jnp.max(cost)
     start = jnp.zeros_like(log_q), jnp.zeros_like(log_t)
     return jax.lax.fori_loop(0, iterations, update, start)
 
