@@ -198,7 +198,7 @@ def smmd_from_stats(
 def _kernel(distance, widths, kernel) -> Float32[Array, "K K"]:
     """The mean over the widths of the similarity at each distance."""
     sigmas = jnp.concatenate([jnp.atleast_1d(jnp.asarray(w)) for w in widths])  # [S]
-    steps = distance / sigmas.astype(jnp.float32)[:, None, None]  # [S, K, K]
+    steps = distance[None] / sigmas.astype(jnp.float32)[:, None, None]  # [S, K, K]
     if kernel == "gaussian":
         return jnp.mean(jnp.exp(-0.5 * jnp.square(steps)), axis=0)
     if kernel == "laplace":
