@@ -32,7 +32,9 @@ from ntl_jax.losses import ntl_was as ntl_was
 from ntl_jax.losses import ntl_was_cdf as ntl_was_cdf
 from ntl_jax.losses import ntl_was_cdf_from_stats as ntl_was_cdf_from_stats
 from ntl_jax.losses import ntl_was_from_stats as ntl_was_from_stats
+from ntl_jax.losses import objective_from_hidden as objective_from_hidden
 from ntl_jax.losses import shift_labels as shift_labels
+from ntl_jax.losses import stats_from_hidden as stats_from_hidden
 from ntl_jax.losses import stats_from_logits as stats_from_logits
 from ntl_jax.losses import weighted_mean as weighted_mean
 from ntl_jax.losses import weighted_sum_and_count as weighted_sum_and_count

@@ -46,6 +46,10 @@ from ntl_jax.losses.dot_product import ntl_mae as ntl_mae
 from ntl_jax.losses.dot_product import ntl_mae_from_stats as ntl_mae_from_stats
 from ntl_jax.losses.dot_product import ntl_mse as ntl_mse
 from ntl_jax.losses.dot_product import ntl_mse_from_stats as ntl_mse_from_stats
+from ntl_jax.losses.fused import stats_from_hidden as stats_from_hidden
+from ntl_jax.losses.fused_objective import (
+    objective_from_hidden as objective_from_hidden,
+)
 from ntl_jax.losses.gaussian import gaussian_cross_entropy as gaussian_cross_entropy
 from ntl_jax.losses.gaussian import (
     gaussian_cross_entropy_from_stats as gaussian_cross_entropy_from_stats,

@@ -1,0 +1,260 @@
+"""NumberStats straight from hidden states: the head and the losses in one.
+
+A head with V = 128k columns makes more logits than a device holds, and the losses want
+only the NumberStats. Here tokens are taken a tile at a time through one matrix product
+with all columns, and the tile is read and forgotten. The gradient makes the tile again:
+four matrix products in all where the dense path has three.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from ntl_jax.losses import fused_tiles as tiles
+from ntl_jax.losses.fused_tiles import Backward, Head, HeadGradients, LogitSums
+from ntl_jax.losses.positions import safe_labels
+from ntl_jax.losses.stats import NumberStats
+from ntl_jax.number_vocab import NumberVocab
+
+_LANES = 128  # blocks of columns are a multiple of this, as matrix units like them
+
+
+def stats_from_hidden(
+    hidden: Float[Array, "*B D"],
+    kernel: Float[Array, "D V"],
+    labels: Int[Array, "*B"],
+    vocab: NumberVocab,
+    *,
+    bias: Float[Array, "V"] | None = None,
+    logit_scale: float = 1.0,
+    soft_cap: float | None = None,
+    ignore_index: int = -100,
+    tile_tokens: int = 4096,
+    backward: Backward = "tokens",
+) -> NumberStats:
+    """`stats_from_logits` of a head's logits, which never exist all at once.
+
+    z = c tanh(s (h W + b) / c), or s (h W + b) without a cap
+
+    Matrix products take their operands in the dtype of ``hidden`` (the kernel is cast
+    once) and add up in float32; a tile's logits stay float32, since rounding them to
+    bfloat16 would move a loss by up to 2^-9 of the logit of the label. With float32
+    hidden states all is exact float32.
+
+    The gradient takes any cotangent, goes to hidden, kernel and bias, in their dtypes,
+    and is summed in float32. A position whose cotangents are all 0 gives exactly 0 to
+    each, whatever its hidden state holds.
+
+    Tiles are cut along the last axis of labels, across all rows of the others. A batch
+    that is spread over devices along an earlier axis stays so; ``tile_tokens`` then
+    counts the tokens of all devices.
+
+    Args:
+        hidden: [*B, D] of any floating dtype.
+        kernel: [D, V]. Columns from ``vocab.vocab_size`` on are padding: they have no
+            probability and no gradient.
+        labels: token ids [*B]. Ids outside [0, V) are clipped.
+        vocab: the number tokens.
+        bias: [V]. So have columns with a bias of -inf.
+        logit_scale: s. T5 with tied embeddings has D**-0.5, Granite one over its
+            ``logits_scaling``.
+        soft_cap: c > 0, or None.
+        ignore_index: the label that counts nothing.
+        tile_tokens: tokens a tile, at least one a row. More are faster up to some
+            thousands and take ``4 tile_tokens V`` bytes of memory and more.
+        backward: how the gradient is cut. "tokens" as the forward pass: the gradient of
+            the kernel is summed over the tiles in a float32 copy. "columns" takes all
+            tokens and some columns at a time, so that the kernel's gradient is written
+            once, in its own dtype, and a float32 gradient of hidden is kept instead:
+            less memory where the kernel is bfloat16 and larger than the hidden states.
+            It slices the kernel by columns, which must not be spread over devices.
+
+    Returns:
+        NumberStats over [*B], float32.
+
+    Raises:
+        TypeError: for integer hidden states or kernels, or floating labels.
+        ValueError: if shapes differ, the kernel has too few columns, or an option is
+            out of its range.
+
+    >>> vocab = NumberVocab.from_mapping({"a": 0, "1": 1, "2": 2}, vocab_size=3)
+    >>> hidden, kernel = jnp.ones((4, 8)), jnp.zeros((8, 3))
+    >>> stats = stats_from_hidden(hidden, kernel, jnp.array([2, 0, 1, -100]), vocab)
+    >>> print(stats.lse.round(4), stats.number_logits.shape)  # log 3
+    [1.0986 1.0986 1.0986 1.0986] (4, 2)
+    """
+    head = make_head(
+        vocab, logit_scale, soft_cap, ignore_index, tile_tokens, backward=backward
+    )
+    check_head(hidden, kernel, labels, bias, vocab)
+    kernel, bias = tiles.vary_like((kernel, bias), hidden)
+    if hidden.ndim == 1:  # a single position
+        stats = _fused_stats(head, hidden[None], kernel, bias, labels[None])
+        return NumberStats(*(x[0] for x in stats))
+    return _fused_stats(head, hidden, kernel, bias, labels)
+
+
+def make_head(
+    vocab: NumberVocab,
+    logit_scale: float,
+    soft_cap: float | None,
+    ignore_index: int,
+    tile_tokens: int,
+    backward: Backward = "tokens",
+) -> Head:
+    """The static options of a head, checked."""
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"soft_cap must be positive or None, not {soft_cap}.")
+    if tile_tokens < 1:
+        raise ValueError(f"tile_tokens must be at least 1, not {tile_tokens}.")
+    if backward not in ("tokens", "columns"):
+        raise ValueError(f"backward must be 'tokens' or 'columns', not {backward!r}.")
+    return Head(
+        vocab, float(logit_scale), soft_cap, ignore_index, tile_tokens, backward
+    )
+
+
+def check_head(
+    hidden: Array,
+    kernel: Array,
+    labels: Array,
+    bias: Array | None,
+    vocab: NumberVocab,
+) -> None:
+    """Raises unless dtypes and shapes of a head go together."""
+    for name, array in (("hidden", hidden), ("kernel", kernel), ("bias", bias)):
+        if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
+            raise TypeError(f"{name} must be floating point, not {array.dtype}.")
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise TypeError(f"labels must be integers, not {labels.dtype}.")
+    if hidden.ndim == 0 or hidden.shape[:-1] != labels.shape:
+        raise ValueError(
+            f"hidden of shape {hidden.shape} asks for labels of shape "
+            f"{hidden.shape[:-1]}, not {labels.shape}."
+        )
+    if kernel.ndim != 2 or kernel.shape[0] != hidden.shape[-1]:
+        raise ValueError(
+            f"hidden of shape {hidden.shape} asks for a kernel of shape "
+            f"[{hidden.shape[-1]}, V], not {list(kernel.shape)}; transpose an "
+            "embedding table that is tied to the head."
+        )
+    if bias is not None and bias.shape != kernel.shape[1:]:
+        raise ValueError(
+            f"a kernel of shape {kernel.shape} asks for a bias of shape "
+            f"{kernel.shape[1:]}, not {bias.shape}."
+        )
+    vocab.check_columns(kernel.shape[1])
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _fused_stats(head, hidden, kernel, bias, labels) -> NumberStats:
+    return _forward(head, hidden, kernel, bias, labels)[0]
+
+
+def _forward(head: Head, hidden, kernel, bias, labels):
+    labels = safe_labels(labels, head.vocab.vocab_size, ignore_index=head.ignore_index)
+    sums = read_sums(head, hidden, kernel, bias, labels)
+    stats = sums.stats(tiles.number_logits_of(head, hidden, kernel, bias))
+    return stats, (hidden, kernel, bias, labels, sums, stats.number_logits)
+
+
+def read_sums(head: Head, hidden, kernel, bias, labels) -> LogitSums:
+    """The sums over all columns of the logits of all tokens."""
+    axis = labels.ndim - 1
+    tiling = head.tiling(labels.shape)
+    weight = kernel.astype(hidden.dtype)
+
+    def read(_, tile):
+        h, y = tile
+        return None, tiles.sums_of(head, tiles.logits_of(head, h, weight, bias), y)
+
+    xs = jax.tree.map(lambda x: tiles.split(x, tiling, axis), (hidden, labels))
+    _, sums = jax.lax.scan(read, None, xs)
+    return jax.tree.map(lambda x: tiles.join(x, labels.shape[axis], axis), sums)
+
+
+def _backward(head: Head, residuals, cotangent: NumberStats):
+    hidden, kernel, bias, labels, sums, numbers = residuals
+    # A NaN in a hidden state that counts nothing must not reach the kernel: 0 * NaN.
+    live = tiles.is_live(cotangent)[..., None]
+    hidden = jnp.where(live, hidden, jnp.zeros((), hidden.dtype))
+    by = _by_tokens if head.backward == "tokens" else _by_columns
+    rest = cotangent._replace(number_logits=None)
+    d_hidden, gradients = by(head, hidden, kernel, bias, labels, sums, rest)
+    d_hidden, gradients = tiles.add_number_gradients(
+        head, d_hidden, gradients, hidden, kernel, numbers, cotangent.number_logits
+    )
+    return d_hidden, *gradients.cast(kernel, bias), None
+
+
+_fused_stats.defvjp(_forward, _backward)
+
+
+def _by_tokens(head: Head, hidden, kernel, bias, labels, sums, cotangent):
+    """Gradients of hidden, kernel and bias, some tokens at a time."""
+    axis = labels.ndim - 1
+    tiling = head.tiling(labels.shape)
+    weight = kernel.astype(hidden.dtype)
+
+    def pull(gradients, tile):
+        h, *of_tokens = tile
+        z = tiles.logits_of(head, h, weight, bias)
+        grad = tiles.gradient_of(head, z, *of_tokens)
+        d_hidden = tiles.hidden_gradient(grad, weight).astype(h.dtype)
+        return gradients.add(h, grad), d_hidden
+
+    xs = jax.tree.map(
+        lambda x: tiles.split(x, tiling, axis), (hidden, labels, sums, cotangent)
+    )
+    start = HeadGradients.zeros(kernel, bias, hidden)
+    gradients, d_hidden = jax.lax.scan(pull, start, xs)
+    return tiles.join(d_hidden, labels.shape[axis], axis), gradients
+
+
+def _by_columns(head: Head, hidden, kernel, bias, labels, sums, cotangent):
+    """Gradients of hidden, kernel and bias, some columns at a time."""
+    columns = kernel.shape[1]
+    blocks, width = _column_blocks(columns, head.tiling(labels.shape)[0])
+
+    def block_of(x, first):
+        return jax.lax.dynamic_slice_in_dim(x, first, width, axis=x.ndim - 1)
+
+    def pull(carry, i):
+        d_hidden, d_kernel, d_bias = carry
+        first = jnp.minimum(i * width, columns - width)
+        weight = block_of(kernel, first).astype(hidden.dtype)
+        of_block = None if bias is None else block_of(bias, first)
+        z = tiles.logits_of(head, hidden, weight, of_block)
+        grad = tiles.gradient_of(head, z, labels, sums, cotangent, first=first)
+        # The last block is moved left to fit. It comes first and leaves the columns
+        # that it shares to the block before, which then writes over its zeros.
+        column = first + jnp.arange(width)
+        own = jnp.expand_dims(column >= i * width, range(labels.ndim))
+        grad = jnp.where(own, grad, 0.0)
+        d_hidden += tiles.hidden_gradient(grad, weight)
+        of_kernel = tiles.over_tokens(hidden, grad.astype(hidden.dtype))
+        d_kernel = jax.lax.dynamic_update_slice_in_dim(
+            d_kernel, of_kernel.astype(kernel.dtype), first, axis=1
+        )
+        if bias is not None:
+            of_bias = jnp.sum(grad, axis=range(labels.ndim)).astype(bias.dtype)
+            d_bias = jax.lax.dynamic_update_slice_in_dim(d_bias, of_bias, first, axis=0)
+        return (d_hidden, d_kernel, d_bias), None
+
+    start = (
+        tiles.zeros_like(hidden.shape, jnp.float32, hidden),
+        tiles.zeros_like(kernel.shape, kernel.dtype, hidden),
+        None if bias is None else tiles.zeros_like(bias.shape, bias.dtype, hidden),
+    )
+    order = jnp.arange(blocks, dtype=jnp.int32)
+    (d_hidden, d_kernel, d_bias), _ = jax.lax.scan(pull, start, order, reverse=True)
+    return d_hidden.astype(hidden.dtype), HeadGradients(d_kernel, d_bias)
+
+
+def _column_blocks(columns: int, tiles: int) -> tuple[int, int]:
+    """(number of blocks, columns in each): blocks as large as the tiles of tokens."""
+    width = -(-columns // tiles)
+    width = min(columns, -(-width // _LANES) * _LANES)
+    return -(-columns // width), width
