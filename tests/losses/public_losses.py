@@ -1,0 +1,142 @@
+"""Every public loss under options that use all of it: the table of test_transforms."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ntl_jax import NumberVocab
+from ntl_jax.losses import (
+    cross_entropy,
+    distances,
+    dot_product,
+    gaussian,
+    optimal_transport,
+    rivals,
+    wasserstein,
+)
+
+# Digits out of order, one of them at id 0, among text, signs and columns without token.
+TOKENS = {"5": 0, "a": 1, "0": 2, "9": 3, "b": 4, "1": 5, "4": 6, "2": 7, "8": 8}
+TOKENS |= {"3": 9, "7": 10, "6": 12, "-": 13, ".": 15}
+COLUMNS = 17
+VOCAB = NumberVocab.from_mapping(TOKENS, vocab_size=COLUMNS)
+IGNORED = -100
+TEXTS = ("a12.04b5", "-7.8a9_5", "6923.-17")  # "_" is ignored
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """A public loss, and what may be asked of it.
+
+    Attributes:
+        call: (logits, labels, vocab, *, weights, reduction, ignore_index) -> loss.
+        counts: the labels at which it may be other than 0. "all" that are not ignored,
+            "numbers", or "rows" for a loss that puts what it says of several positions
+            at one of them, so that a weight is not that of the logits at its place.
+        shifts: whether a constant on all logits changes it.
+        differs: whether its gradient is not that of its value, on purpose.
+    """
+
+    call: Callable[..., jax.Array]
+    counts: str = "numbers"
+    shifts: bool = False
+    differs: bool = False
+
+
+def with_target(loss, **options):
+    """A loss to a Gaussian around each label."""
+
+    def call(logits, labels, vocab, **common):
+        target = gaussian.gaussian_targets(labels, vocab, 1.0)
+        return loss(logits, labels, vocab, target=target, **options, **common)
+
+    return call
+
+
+def with_cost(loss, cost, **options):
+    """A loss under a matrix of costs between the numbers."""
+
+    def call(logits, labels, vocab, **common):
+        return loss(logits, labels, vocab, **options, **cost(vocab), **common)
+
+    return call
+
+
+def plain_cross_entropy(logits, labels, vocab, **options):
+    size = vocab.vocab_size
+    return cross_entropy(logits, labels, vocab_size=size, **options)
+
+
+def squashed(vocab):
+    return {"distance": distances.squashed(vocab, 3.0)}
+
+
+def circular(vocab):
+    return {"distance": distances.circular(vocab, 10)}
+
+
+def logarithmic(vocab):
+    return {"cost": distances.log_scale(vocab)}
+
+
+# The first word of a key is the name of the function.
+LOSSES = {
+    "cross_entropy": Loss(plain_cross_entropy, "all"),
+    "cross_entropy smoothed": Loss(
+        partial(plain_cross_entropy, label_smoothing=0.1), "all"
+    ),
+    "cross_entropy z": Loss(
+        partial(plain_cross_entropy, z_loss=1e-3), "all", shifts=True
+    ),
+    "ntl_was": Loss(wasserstein.ntl_was),
+    "ntl_was full": Loss(partial(wasserstein.ntl_was, support="full")),
+    "ntl_was squashed": Loss(with_cost(wasserstein.ntl_was, squashed, reweigh=True)),
+    "ntl_was circular": Loss(with_cost(wasserstein.ntl_was, circular)),
+    "ntl_was_cdf": Loss(wasserstein.ntl_was_cdf),
+    "ntl_was_cdf target": Loss(with_target(wasserstein.ntl_was_cdf, reweigh=True)),
+    "ntl_was_cdf full": Loss(
+        with_target(wasserstein.ntl_was_cdf, gaps=False, support="full")
+    ),
+    "ntl_dot_product": Loss(
+        partial(dot_product.ntl_dot_product, penalty=lambda x, y: jnp.abs(x - y) ** 3)
+    ),
+    "ntl_mse": Loss(dot_product.ntl_mse),
+    "ntl_mae": Loss(partial(dot_product.ntl_mae, reweigh=True)),
+    "ntl_huber": Loss(partial(dot_product.ntl_huber, delta=2.0, support="full")),
+    "ntl_optimal_transport": Loss(
+        with_target(
+            with_cost(optimal_transport.ntl_optimal_transport, logarithmic),
+            epsilon=0.1,
+            iterations=60,
+        )
+    ),
+    "gaussian_cross_entropy": Loss(gaussian.gaussian_cross_entropy, "all"),
+    "gaussian_cross_entropy doubled": Loss(
+        partial(gaussian.gaussian_cross_entropy, sigma=2.0, form="doubled"), "all"
+    ),
+    "dist2": Loss(rivals.dist2),
+    "dist2 full": Loss(partial(rivals.dist2, tau=4.0, support="full")),
+    "smmd": Loss(rivals.smmd),
+    "raft": Loss(rivals.raft),
+}
+
+
+def batch() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logits [3, 8, V], labels of TEXTS, and weights, two of them 0."""
+    rng = np.random.default_rng(3)
+    ids = TOKENS | {"_": IGNORED}
+    labels = np.array([[ids[c] for c in text] for text in TEXTS], np.int32)
+    logits = 2 * rng.normal(size=(*labels.shape, COLUMNS)).astype(np.float32)
+    weights = rng.uniform(0.5, 2, size=labels.shape).astype(np.float32)
+    weights[0, 1] = weights[1, 4] = 0  # the first digit of a number, and a text
+    return logits, labels, weights
+
+
+def moved(places: np.ndarray) -> NumberVocab:
+    """VOCAB with token i at places[i]."""
+    tokens = {token: int(places[i]) for token, i in TOKENS.items()}
+    return NumberVocab.from_mapping(tokens, vocab_size=COLUMNS)

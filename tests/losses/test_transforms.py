@@ -1,0 +1,310 @@
+"""What every public loss must do, whichever way it is called and whatever it is given.
+
+All of them are compiled as one program, [B, T, V] logits to {name: ([B, T] losses,
+[B, T, V] gradient)}, which most tests run on other data.
+"""
+
+import inspect
+from functools import cache, partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+import ntl_jax.losses
+from ntl_jax.losses import rivals
+from tests.losses.public_losses import (
+    COLUMNS,
+    IGNORED,
+    LOSSES,
+    VOCAB,
+    batch,
+    moved,
+)
+
+TRACES = []  # the shapes that the compiled program below was traced for
+
+
+def total_and_tokens(name, logits, labels, weights, vocab=VOCAB):
+    """(sum, losses [B, T]) of a loss, and its ends checked for dtype and shape."""
+    options = {"weights": weights, "ignore_index": IGNORED}
+    tokens = LOSSES[name].call(logits, labels, vocab, reduction=None, **options)
+    assert tokens.shape == labels.shape and tokens.dtype == jnp.float32
+    return jnp.sum(tokens), tokens
+
+
+def losses_and_gradients(logits, labels, weights, vocab=VOCAB):
+    def one(name):
+        f = partial(total_and_tokens, name, vocab=vocab)
+        (_, tokens), gradient = jax.value_and_grad(f, has_aux=True)(
+            logits, labels, weights
+        )
+        return tokens, gradient
+
+    return {name: one(name) for name in LOSSES}
+
+
+@jax.jit
+def compiled(logits, labels, weights):
+    TRACES.append(logits.shape)
+    return losses_and_gradients(logits, labels, weights)
+
+
+@cache
+def standard():
+    """The compiled program on the usual batch."""
+    return jax.device_get(compiled(*batch()))
+
+
+def assert_close(actual, expected, rtol=1e-5, atol=1e-5):
+    for name in LOSSES:
+        chex.assert_trees_all_close(
+            actual[name], expected[name], rtol=rtol, atol=atol, custom_message=name
+        )
+
+
+def public_losses(module) -> set[str]:
+    found = set()
+    for name, value in vars(module).items():
+        if name.startswith("_") or not inspect.isfunction(value):
+            continue
+        if [*inspect.signature(value).parameters][:2] == ["logits", "labels"]:
+            found.add(name)
+    return found - {"stats_from_logits"}
+
+
+def test_the_table_holds_every_public_loss():
+    public = public_losses(ntl_jax.losses) | public_losses(rivals)
+    assert "ntl_was" in public
+    assert public == {key.split()[0] for key in LOSSES}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_says_something(name):
+    tokens, gradient = standard()[name]
+    assert np.count_nonzero(tokens) >= 2 and np.count_nonzero(gradient) >= 20
+    chex.assert_tree_all_finite((tokens, gradient))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_eager_is_jit(name):
+    _, tokens = total_and_tokens(name, *map(jnp.asarray, batch()))
+    chex.assert_trees_all_close(tokens, standard()[name][0], rtol=1e-5, atol=1e-5)
+
+
+def test_reductions():
+    logits, labels, weights = batch()
+
+    @jax.jit
+    def reduced(logits, labels, weights):
+        options = {"weights": weights, "ignore_index": IGNORED}
+        return {
+            name: [
+                loss.call(logits, labels, VOCAB, reduction=reduction, **options)
+                for reduction in ("sum", "mean")
+            ]
+            for name, loss in LOSSES.items()
+        }
+
+    for name, (total, mean) in reduced(logits, labels, weights).items():
+        assert total == pytest.approx(standard()[name][0].sum(), rel=1e-5), name
+        assert 0 < mean < total, name
+
+
+def test_vmap_is_the_batch():
+    def row(logits, labels, weights):
+        results = losses_and_gradients(logits[None], labels[None], weights[None])
+        return jax.tree.map(lambda x: x[0], results)
+
+    assert_close(jax.jit(jax.vmap(row))(*batch()), standard())
+
+
+def test_scan_over_checkpointed_rows_is_the_batch():
+    def row_sum(name, logits, labels, weights):
+        return total_and_tokens(name, logits[None], labels[None], weights[None])[0]
+
+    def step(_, row):
+        functions = {name: jax.checkpoint(partial(row_sum, name)) for name in LOSSES}
+        return None, {
+            name: jax.value_and_grad(f)(*row) for name, f in functions.items()
+        }
+
+    _, results = jax.jit(lambda rows: jax.lax.scan(step, None, rows))(batch())
+    sums = {
+        name: (x.sum(axis=-1), gradient) for name, (x, gradient) in standard().items()
+    }
+    assert_close(results, sums)
+
+
+def test_nothing_off_the_support():
+    _, labels, weights = batch()
+    kept = labels != IGNORED
+    number = kept & (VOCAB.row[np.where(kept, labels, 0)] >= 0)
+    counted = {"all": kept, "numbers": number}
+    for name, (tokens, gradient) in standard().items():
+        counts = LOSSES[name].counts
+        where = counted.get(counts, number)
+        if counts != "rows":
+            where = where & (weights != 0)
+            assert (tokens[where] != 0).any()
+        assert not tokens[~where].any() and not gradient[~where].any(), name
+        assert not tokens[weights == 0].any(), name
+
+
+@pytest.mark.parametrize("emptied", ["ignored", "text", "weights"])
+def test_nothing_to_count(emptied):
+    logits, labels, weights = batch()
+    if emptied == "weights":
+        weights = np.zeros_like(weights)
+    else:
+        labels = np.full_like(labels, IGNORED if emptied == "ignored" else 4)
+    for name, arrays in compiled(logits, labels, weights).items():
+        if emptied != "text" or LOSSES[name].counts != "all":
+            assert not any(array.any() for array in arrays), name
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e30])
+def test_what_is_not_counted_may_hold_anything(poison):
+    logits, labels, weights = batch()
+    kept = labels != IGNORED
+    for where, without in (
+        (kept, ()),
+        # A weight is that of a number where several positions make one.
+        (kept & (weights != 0), ("rows",)),
+        # Text is what cross-entropy counts.
+        (kept & (VOCAB.row[np.where(kept, labels, 0)] >= 0), ("all",)),
+    ):
+        poisoned = np.where(where[..., None], logits, np.float32(poison))
+        for name, arrays in compiled(poisoned, labels, weights).items():
+            if LOSSES[name].counts not in without:
+                chex.assert_trees_all_equal(
+                    arrays, standard()[name], custom_message=name
+                )
+
+
+def extremes() -> dict[str, np.ndarray]:
+    logits, _, _ = batch()
+    large = np.where(logits > 1, np.float32(1e30), logits)
+    lonely = np.where(logits > 0, -np.float32(np.inf), logits)
+    lonely[0, 1] = lonely[2, 0] = -np.inf  # and two positions with nothing else
+    off_numbers = logits.copy()
+    off_numbers[..., VOCAB.token_ids] = -np.inf
+    gap = np.where(logits == logits.max(axis=-1, keepdims=True), 1e4, -1e4)
+    return {
+        "1e30": large,
+        "-1e30": -large,
+        "both": np.where(logits < -1, np.float32(-1e30), large),
+        "-inf": lonely,
+        "-inf on numbers": off_numbers,
+        "huge gaps": gap.astype(np.float32),
+        "alike": np.full_like(logits, 3e4),
+    }
+
+
+@pytest.mark.parametrize("kind", extremes())
+def test_extreme_logits_stay_finite(kind):
+    _, labels, weights = batch()
+    results = jax.device_get(compiled(extremes()[kind], labels, weights))
+    bad = [name for name, arrays in results.items() if not all_finite(arrays)]
+    assert not bad
+
+
+def all_finite(arrays) -> bool:
+    return all(np.isfinite(array).all() for array in arrays)
+
+
+def test_a_constant_on_all_logits_changes_nothing():
+    logits, labels, weights = batch()
+    logits = np.round(logits * 64) / 64  # so that the sum with an integer is exact
+    plain = compiled(logits, labels, weights)
+    for constant in (-50, 20):
+        shifted = compiled(logits + np.float32(constant), labels, weights)
+        for name, loss in LOSSES.items():
+            close = np.allclose(shifted[name][0], plain[name][0], rtol=1e-4, atol=1e-3)
+            assert close is not loss.shifts, name
+            if not loss.shifts:
+                chex.assert_trees_all_close(
+                    shifted[name], plain[name], rtol=1e-4, atol=1e-3
+                )
+
+
+def test_the_order_of_the_vocabulary_is_of_no_matter():
+    logits, labels, weights = batch()
+    places = np.random.default_rng(5).permutation(COLUMNS)
+    columns = np.empty_like(logits)
+    columns[..., places] = logits
+    ids = np.append(places, IGNORED)[np.where(labels == IGNORED, COLUMNS, labels)]
+    results = jax.jit(partial(losses_and_gradients, vocab=moved(places)))(
+        columns, ids.astype(np.int32), weights
+    )
+    back = {name: (x, gradient[..., places]) for name, (x, gradient) in results.items()}
+    assert_close(back, standard())
+
+
+def test_slicing_is_masking():
+    logits, labels, weights = batch()
+    masked = compiled(logits, np.where([[1], [1], [0]], labels, IGNORED), weights)
+    no_weight = compiled(logits, labels, weights * np.float32([[1], [1], [0]]))
+    sliced = compiled(logits[:2], labels[:2], weights[:2])
+    for results in (masked, no_weight):
+        for name, arrays in results.items():
+            assert not any(array[2].any() for array in arrays), name
+        assert_close({k: (x[:2], g[:2]) for k, (x, g) in results.items()}, sliced)
+
+
+def test_bfloat16_logits_are_worth_their_float32_copies():
+    logits, labels, weights = batch()
+    half = jnp.asarray(logits, jnp.bfloat16)
+    expected = compiled(half.astype(jnp.float32), labels, weights)
+    for name, (tokens, gradient) in compiled(half, labels, weights).items():
+        assert tokens.dtype == jnp.float32 and gradient.dtype == jnp.bfloat16
+        np.testing.assert_allclose(
+            tokens, expected[name][0], rtol=1e-5, atol=1e-5, err_msg=name
+        )
+        np.testing.assert_allclose(
+            gradient.astype(jnp.float32),
+            expected[name][1],
+            rtol=2**-8,
+            atol=1e-5,
+            err_msg=name,
+        )
+
+
+def test_one_trace_whatever_the_data_holds():
+    logits, labels, weights = batch()
+    for other in (labels[::-1], np.roll(labels, 1), np.full_like(labels, 13)):
+        compiled(logits, np.ascontiguousarray(other), weights)
+    seen = TRACES.count(logits.shape)
+    compiled(logits * 2, labels, np.ones_like(weights))
+    assert seen == TRACES.count(logits.shape) <= 2  # float32, and maybe bfloat16
+
+
+@pytest.mark.parametrize("name", [n for n, loss in LOSSES.items() if not loss.differs])
+def test_gradients_in_float64(name, unhooked, monkeypatch):
+    # The code as it is, but for what it takes float32 to be.
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        monkeypatch.setattr(jnp, "float32", jnp.float64)
+        logits, labels, weights = map(jnp.asarray, batch())
+
+        @jax.jit
+        def total(z):
+            tokens = LOSSES[name].call(
+                z, labels, VOCAB, weights=weights, reduction=None, ignore_index=IGNORED
+            )
+            assert tokens.dtype == jnp.float64
+            return jnp.sum(tokens)
+
+        z = logits.astype(jnp.float64)
+        check_grads(total, (z,), order=1, modes=["rev"], atol=1e-7, rtol=1e-7)
+        with pytest.raises(AssertionError):  # of a slightly wrong gradient
+            check_grads(
+                lambda z: total(z + 1e-5 * jax.lax.stop_gradient(z)),
+                (z,),
+                order=1,
+                modes=["rev"],
+                atol=1e-7,
+                rtol=1e-7,
+            )
