@@ -5,6 +5,7 @@ lives in submodules that are imported by name: ``ntl_jax.models``, ``ntl_jax.hf`
 ``ntl_jax.tokenization``.
 """
 
+from ntl_jax.losses import NumberSpans as NumberSpans
 from ntl_jax.losses import NumberStats as NumberStats
 from ntl_jax.losses import Objective as Objective
 from ntl_jax.losses import Term as Term
@@ -32,7 +33,15 @@ from ntl_jax.losses import ntl_was as ntl_was
 from ntl_jax.losses import ntl_was_cdf as ntl_was_cdf
 from ntl_jax.losses import ntl_was_cdf_from_stats as ntl_was_cdf_from_stats
 from ntl_jax.losses import ntl_was_from_stats as ntl_was_from_stats
+from ntl_jax.losses import number_level_loss as number_level_loss
+from ntl_jax.losses import (
+    number_level_loss_from_stats as number_level_loss_from_stats,
+)
+from ntl_jax.losses import number_spans as number_spans
 from ntl_jax.losses import objective_from_hidden as objective_from_hidden
+from ntl_jax.losses import place_weights as place_weights
+from ntl_jax.losses import predict_numbers as predict_numbers
+from ntl_jax.losses import predict_numbers_from_stats as predict_numbers_from_stats
 from ntl_jax.losses import shift_labels as shift_labels
 from ntl_jax.losses import stats_from_hidden as stats_from_hidden
 from ntl_jax.losses import stats_from_logits as stats_from_logits

@@ -46,6 +46,10 @@ from ntl_jax.losses.dot_product import ntl_mae as ntl_mae
 from ntl_jax.losses.dot_product import ntl_mae_from_stats as ntl_mae_from_stats
 from ntl_jax.losses.dot_product import ntl_mse as ntl_mse
 from ntl_jax.losses.dot_product import ntl_mse_from_stats as ntl_mse_from_stats
+from ntl_jax.losses.dot_product import predict_numbers as predict_numbers
+from ntl_jax.losses.dot_product import (
+    predict_numbers_from_stats as predict_numbers_from_stats,
+)
 from ntl_jax.losses.fused import stats_from_hidden as stats_from_hidden
 from ntl_jax.losses.fused_objective import (
     objective_from_hidden as objective_from_hidden,
@@ -55,6 +59,10 @@ from ntl_jax.losses.gaussian import (
     gaussian_cross_entropy_from_stats as gaussian_cross_entropy_from_stats,
 )
 from ntl_jax.losses.gaussian import gaussian_targets as gaussian_targets
+from ntl_jax.losses.number_level import number_level_loss as number_level_loss
+from ntl_jax.losses.number_level import (
+    number_level_loss_from_stats as number_level_loss_from_stats,
+)
 from ntl_jax.losses.objective import Objective as Objective
 from ntl_jax.losses.optimal_transport import (
     ntl_optimal_transport as ntl_optimal_transport,
@@ -62,9 +70,12 @@ from ntl_jax.losses.optimal_transport import (
 from ntl_jax.losses.optimal_transport import (
     ntl_optimal_transport_from_stats as ntl_optimal_transport_from_stats,
 )
+from ntl_jax.losses.place_weights import place_weights as place_weights
 from ntl_jax.losses.reduction import Term as Term
 from ntl_jax.losses.reduction import weighted_mean as weighted_mean
 from ntl_jax.losses.reduction import weighted_sum_and_count as weighted_sum_and_count
+from ntl_jax.losses.spans import NumberSpans as NumberSpans
+from ntl_jax.losses.spans import number_spans as number_spans
 from ntl_jax.losses.stats import NumberStats as NumberStats
 from ntl_jax.losses.stats import stats_from_logits as stats_from_logits
 from ntl_jax.losses.wasserstein import ntl_was as ntl_was

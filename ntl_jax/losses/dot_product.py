@@ -11,7 +11,7 @@ from ntl_jax.losses.number_softmax import Support, finish, number_probabilities
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import number_targets
 from ntl_jax.losses.reduction import Reduction
-from ntl_jax.losses.stats import NumberStats
+from ntl_jax.losses.stats import NumberStats, stats_from_logits
 from ntl_jax.number_vocab import NumberVocab
 
 Penalty = Callable[[Array, Array], Array]
@@ -136,6 +136,54 @@ def ntl_dot_product_from_stats(
     loss = penalty(prediction, jnp.where(targets.mask, targets.value, low))
     worst = jnp.maximum(jnp.abs(penalty(low, high)), jnp.abs(penalty(high, low)))
     return finish(loss, stats, targets, support=support, reweigh=reweigh, worst=worst)
+
+
+def predict_numbers(
+    logits: Float[Array, "*B V"], vocab: NumberVocab
+) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
+    """The expected number at every position, and the probability of any number.
+
+    (sum_k q_k v_k, sum_k p_k), where q is the softmax over the number tokens worth v
+    and p that over the vocabulary
+
+    Args:
+        logits: [*B, V] of any floating dtype; columns from ``vocab.vocab_size`` on are
+            padding.
+        vocab: the number tokens.
+
+    Returns:
+        (value, mass), both f32[*B]: in the units of ``vocab.values``, and in [0, 1].
+
+    Raises:
+        TypeError, ValueError: as `ntl_jax.losses.stats_from_logits` does.
+
+    >>> digits = {str(i): i for i in range(10)} | {"a": 10, "b": 11}
+    >>> vocab = NumberVocab.from_mapping(digits, vocab_size=12)
+    >>> value, mass = predict_numbers(jnp.zeros(12), vocab)
+    >>> round(float(value), 3), round(float(mass), 3)  # 10 of 12 tokens
+    (4.5, 0.833)
+
+    Source: ntloss 0.3.2, ``NTLossDotProduct.predict_numbers``.
+    """
+    labels = jnp.zeros(logits.shape[:-1], jnp.int32)
+    return predict_numbers_from_stats(stats_from_logits(logits, labels, vocab), vocab)
+
+
+def predict_numbers_from_stats(
+    stats: NumberStats, vocab: NumberVocab
+) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
+    """`predict_numbers` on NumberStats, whatever labels they were made with.
+
+    Args:
+        stats: NumberStats over [*B].
+        vocab: the number tokens.
+
+    Returns:
+        (value, mass), both f32[*B]: in the units of ``vocab.values``, and in [0, 1].
+    """
+    q = jax.nn.softmax(stats.number_logits, axis=-1)  # [*B, K]
+    log_mass = jax.nn.logsumexp(stats.number_logits, axis=-1) - stats.lse  # [*B]
+    return expected_value(q, vocab), jnp.exp(jnp.minimum(log_mass, 0.0))
 
 
 def expected_value(

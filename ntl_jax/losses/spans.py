@@ -1,11 +1,12 @@
 """Which labels of a row make up one number, and what each digit's place in it is."""
 
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Int32
+from jaxtyping import Array, Bool, Float32, Int, Int32
 
 from ntl_jax.losses.positions import safe_labels
 from ntl_jax.number_vocab import NumberVocab
@@ -20,8 +21,8 @@ class NumberSpans(NamedTuple):
     """The numbers in rows of labels. A run is one number: the positions that spell it.
 
     Where a position belongs to no run, ``run`` is T, and ``start`` and ``end`` are its
-    own position; ``length``, ``right``, ``place`` and ``exponent`` mean something at
-    digits only.
+    own position. ``length``, ``left``, ``right``, ``place`` and ``exponent`` mean
+    something at digits only.
 
     Attributes:
         digit: bool[*B, T], where the label is a number token and is not ignored.
@@ -31,7 +32,8 @@ class NumberSpans(NamedTuple):
         start: i32[*B, T], the first position of the run, maybe a leading point.
         end: i32[*B, T], the last position of the run.
         length: i32[*B, T], how many digits the run has.
-        right: i32[*B, T], how many digits of the run stand to the right of this one.
+        left: i32[*B, T], how many digits of the run stand to the left of this one.
+        right: i32[*B, T], how many stand to its right.
         place: i32[*B, T], the power of ten of the digit: 0 for units, 1 for tens, -1
             for the first decimal. A run without a point ends in its units; of several
             points the first counts.
@@ -49,6 +51,7 @@ class NumberSpans(NamedTuple):
     start: Int32[Array, "*B T"]
     end: Int32[Array, "*B T"]
     length: Int32[Array, "*B T"]
+    left: Int32[Array, "*B T"]
     right: Int32[Array, "*B T"]
     place: Int32[Array, "*B T"]
     exponent: Int32[Array, "*B T"]
@@ -103,17 +106,19 @@ def number_spans(
     inside = digit | point
     if commas:
         inside |= _joining_commas(kinds, digit, point, linked)
-    follows = inside & _shift(inside, 1) & linked  # goes on the run of t - 1
-    t = jax.lax.broadcasted_iota(jnp.int32, labels.shape, labels.ndim - 1)
+    follows = inside & shift(inside, 1) & linked  # goes on the run of t - 1
+    t = row_index(labels)
     negative = _negative(kinds, linked, segment_ids).astype(jnp.int32)
     signed = _at_or_before(~follows, 2 * t + negative)
-    start, last = signed // 2, ~_shift(follows, -1)
+    start, last = signed // 2, ~shift(follows, -1)
     end = _at_or_after(last, t)
     count = jnp.cumsum(digit, axis=-1, dtype=jnp.int32)  # digits up to here
     of_run = _at_or_after(last, count)
     before_run = _at_or_before(~follows, count - digit.astype(jnp.int32))
-    # Of the points of a run only the first divides whole from decimal places.
-    opens = point & (_shift(_at_or_before(point, t), 1, fill=-1) < start)
+    left = count - before_run - 1
+    opens = point
+    if points in ("between", "always"):  # else a run has one point at most
+        opens = point & (shift(_at_or_before(point, t), 1, fill=-1) < start)
     passed = _at_or_before(opens, t)
     dot = jnp.where(
         passed >= start, passed, jnp.minimum(_at_or_after(opens, t), end + 1)
@@ -127,17 +132,91 @@ def number_spans(
     return NumberSpans(
         digit=digit,
         inside=inside,
-        first=digit & (count - before_run == 1),
+        first=digit & (left == 0),
         run=jnp.where(inside, index, labels.shape[-1]),
         start=start,
         end=end,
         length=of_run - before_run,
+        left=left,
         right=of_run - count,
         place=whole - count,
         exponent=dot - 1 - t,
         leads=inside & (dot == start),
         negative=inside & (signed % 2 == 1),
     )
+
+
+def run_sums(
+    x: Float32[Array, "*B T"], spans: NumberSpans, *, reach: int | None = None
+) -> Float32[Array, "*B T"]:
+    """The sum of x over each run, at the first digit of the run and 0 elsewhere.
+
+    A masked sum and no scatter: on a GPU it is one kernel, and always adds up in the
+    same order.
+
+    Args:
+        x: f32[*B, T], read at the digits.
+        spans: the runs.
+        reach: how many positions of a run count at least, so that a long row need not
+            be compared with itself; all where None. x must be 0 further on.
+
+    Returns:
+        f32[*B, T].
+    """
+    width = x.shape[-1]
+    block = width if reach is None or width <= 2 * reach else reach
+    return _run_sums(block, jnp.where(spans.digit, x, 0.0), spans.start, spans.first)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _run_sums(block, x, start, first):
+    *rows, width = x.shape
+    blocks = -(-width // block)
+    edge = [(0, 0)] * len(rows) + [(0, blocks * block - width)]
+    shape = (*rows, blocks, block)
+    x = jnp.pad(x, edge).reshape(shape)  # [*B, N, C]
+    own = jnp.pad(start, edge, constant_values=-1).reshape(shape)
+    start = own
+    if blocks > 1:  # a run may go on in the next block
+        x, start = (jnp.concatenate([a, _next_block(a)], axis=-1) for a in (x, own))
+    same = own[..., :, None] == start[..., None, :]  # [*B, N, C, C or 2 C]
+    sums = jnp.sum(jnp.where(same, x[..., None, :], 0.0), axis=-1)
+    sums = sums.reshape(*rows, blocks * block)[..., :width]
+    return jnp.where(first, sums, 0.0)
+
+
+def _run_sums_forward(block, x, start, first):
+    return _run_sums(block, x, start, first), first
+
+
+def _run_sums_backward(block, first, cotangent):
+    # Each digit reads the cotangent of its first digit. The derivative of the masked
+    # sum would be a sum over columns instead, thirty times slower on long rows.
+    index = jnp.maximum(_at_or_before(first, row_index(first)), 0)
+    return jnp.take_along_axis(cotangent, index, axis=-1), None, None
+
+
+_run_sums.defvjp(_run_sums_forward, _run_sums_backward)
+
+
+def from_first(flag: Bool[Array, "*B T"], spans: NumberSpans) -> Bool[Array, "*B T"]:
+    """What the first digit of a run has for a flag, at all digits of the run.
+
+    Args:
+        flag: bool[*B, T].
+        spans: the runs.
+
+    Returns:
+        bool[*B, T], False outside the runs.
+    """
+    packed = 2 * row_index(flag) + flag.astype(jnp.int32)
+    packed = _at_or_before(spans.first, packed)
+    return spans.digit & (packed % 2 == 1)
+
+
+def _next_block(x: Array) -> Array:
+    """The block after each one, zeros after the last."""
+    return jnp.concatenate([x[..., 1:, :], jnp.zeros_like(x[..., :1, :])], axis=-2)
 
 
 def _check(labels: Array, points: str, segment_ids: Array | None) -> None:
@@ -170,7 +249,7 @@ def _linked(
     """Whether a position may go on the number of the position before it."""
     linked = (kinds & Kind.WORD_START) == 0
     if segment_ids is not None:
-        linked &= segment_ids == _shift(segment_ids, 1)
+        linked &= segment_ids == shift(segment_ids, 1)
     return linked
 
 
@@ -186,17 +265,17 @@ def _joining_points(
         return point
     if points == "never":
         return jnp.zeros_like(point)
-    before_digit = _shift(digit & linked, -1)
-    joins = point & _shift(digit, 1) & linked & before_digit
+    before_digit = shift(digit & linked, -1)
+    joins = point & shift(digit, 1) & linked & before_digit
     if points == "between":
         return joins
     # A point that begins a number follows no digit, point or letter of its word.
-    after_word = (_shift(kinds, 1) & (_NUMBER | Kind.POINT | Kind.LETTER)) != 0
+    after_word = (shift(kinds, 1) & (_NUMBER | Kind.POINT | Kind.LETTER)) != 0
     joins |= point & before_digit & ~(after_word & linked)
     # In a chain of digits and points the first of every two points is a decimal point.
     chain = digit | joins
     count = jnp.cumsum(joins, axis=-1, dtype=jnp.int32) - joins.astype(jnp.int32)
-    begins = ~(chain & _shift(chain, 1) & linked)
+    begins = ~(chain & shift(chain, 1) & linked)
     return joins & ((count - _at_or_before(begins, count)) % 2 == 0)
 
 
@@ -208,13 +287,13 @@ def _joining_commas(
 ) -> Bool[Array, "*B T"]:
     """The commas that one to three digits precede and exactly three follow."""
     inner = digit & linked
-    after = [_shift(inner, -k) for k in (1, 2, 3, 4)]
+    after = [shift(inner, -k) for k in (1, 2, 3, 4)]
     three_after = after[0] & after[1] & after[2] & ~after[3]
     # Digits right before the comma, and what stands before one, two or three of them.
-    one, two, three = (_shift(digit, k) for k in (1, 2, 3))
-    four = _shift(inner, 1) & _shift(inner, 2) & _shift(inner, 3) & _shift(digit, 4)
-    decimals = _shift(point, 2) | (two & _shift(point, 3))
-    decimals |= two & three & _shift(point, 4)
+    one, two, three = (shift(digit, k) for k in (1, 2, 3))
+    four = shift(inner, 1) & shift(inner, 2) & shift(inner, 3) & shift(digit, 4)
+    decimals = shift(point, 2) | (two & shift(point, 3))
+    decimals |= two & three & shift(point, 4)
     comma = ((kinds & Kind.COMMA) != 0) & linked
     return comma & one & three_after & ~four & ~decimals
 
@@ -225,19 +304,24 @@ def _negative(
     segment_ids: Int[Array, "*B T"] | None,
 ) -> Bool[Array, "*B T"]:
     """Whether the position before is a minus that is a sign and no operator."""
-    seen = _shift(kinds, 1)
-    earlier = _shift(kinds, 2)
+    seen = shift(kinds, 1)
+    earlier = shift(kinds, 2)
     if segment_ids is not None:
-        seen = jnp.where(segment_ids == _shift(segment_ids, 1), seen, 0)
-        earlier = jnp.where(segment_ids == _shift(segment_ids, 2), earlier, 0)
+        seen = jnp.where(segment_ids == shift(segment_ids, 1), seen, 0)
+        earlier = jnp.where(segment_ids == shift(segment_ids, 2), earlier, 0)
     blank = (seen & Kind.BLANK) != 0
     operand = (jnp.where(blank, earlier, seen) & (Kind.OPERAND | _NUMBER)) != 0
     hyphen = ((seen & Kind.LETTER) != 0) & ((kinds & Kind.WORD_START) == 0)
     sign = ((kinds & Kind.MINUS) != 0) & ~operand & ~hyphen
-    return _shift(sign, 1) & linked
+    return shift(sign, 1) & linked
 
 
-def _shift(x: Array, steps: int, fill: int | bool = 0) -> Array:
+def row_index(like: Array) -> Int32[Array, "*B T"]:
+    """The index of each position along its row."""
+    return jax.lax.broadcasted_iota(jnp.int32, like.shape, like.ndim - 1)
+
+
+def shift(x: Array, steps: int, fill: int | bool = 0) -> Array:
     """x[t - steps] along the row, ``fill`` beyond its ends."""
     width = x.shape[-1]
     if abs(steps) >= width:
