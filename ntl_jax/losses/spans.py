@@ -9,12 +9,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float32, Int, Int32
 
 from ntl_jax.losses.positions import safe_labels
+from ntl_jax.losses.rows import at_or_after, at_or_before, row_index, shift
 from ntl_jax.number_vocab import NumberVocab
 from ntl_jax.token_kinds import Kind
 
 Points = Literal["never", "one", "between", "always"]
 
-_NUMBER = 128  # a flag that Kind leaves free
+# Flags that Kind leaves free, for what the policy of a vocabulary decides.
+_NUMBER, _ZERO = 128, 256
 
 
 class NumberSpans(NamedTuple):
@@ -109,24 +111,24 @@ def number_spans(
     follows = inside & shift(inside, 1) & linked  # goes on the run of t - 1
     t = row_index(labels)
     negative = _negative(kinds, linked, segment_ids).astype(jnp.int32)
-    signed = _at_or_before(~follows, 2 * t + negative)
+    signed = at_or_before(~follows, 2 * t + negative)
     start, last = signed // 2, ~shift(follows, -1)
-    end = _at_or_after(last, t)
+    end = at_or_after(last, t)
     count = jnp.cumsum(digit, axis=-1, dtype=jnp.int32)  # digits up to here
-    of_run = _at_or_after(last, count)
-    before_run = _at_or_before(~follows, count - digit.astype(jnp.int32))
+    of_run = at_or_after(last, count)
+    before_run = at_or_before(~follows, count - digit.astype(jnp.int32))
     left = count - before_run - 1
     opens = point
     if points in ("between", "always"):  # else a run has one point at most
-        opens = point & (shift(_at_or_before(point, t), 1, fill=-1) < start)
-    passed = _at_or_before(opens, t)
+        opens = point & (shift(at_or_before(point, t), 1, fill=-1) < start)
+    passed = at_or_before(opens, t)
     dot = jnp.where(
-        passed >= start, passed, jnp.minimum(_at_or_after(opens, t), end + 1)
+        passed >= start, passed, jnp.minimum(at_or_after(opens, t), end + 1)
     )
     whole = jnp.where(
         passed >= start,
-        _at_or_before(opens, count),
-        _at_or_after(opens | last, count),
+        at_or_before(opens, count),
+        at_or_after(opens | last, count),
     )
     index = jnp.cumsum(inside & ~follows, axis=-1, dtype=jnp.int32) - 1
     return NumberSpans(
@@ -192,7 +194,7 @@ def _run_sums_forward(block, x, start, first):
 def _run_sums_backward(block, first, cotangent):
     # Each digit reads the cotangent of its first digit. The derivative of the masked
     # sum would be a sum over columns instead, thirty times slower on long rows.
-    index = jnp.maximum(_at_or_before(first, row_index(first)), 0)
+    index = jnp.maximum(at_or_before(first, row_index(first)), 0)
     return jnp.take_along_axis(cotangent, index, axis=-1), None, None
 
 
@@ -210,7 +212,7 @@ def from_first(flag: Bool[Array, "*B T"], spans: NumberSpans) -> Bool[Array, "*B
         bool[*B, T], False outside the runs.
     """
     packed = 2 * row_index(flag) + flag.astype(jnp.int32)
-    packed = _at_or_before(spans.first, packed)
+    packed = at_or_before(spans.first, packed)
     return spans.digit & (packed % 2 == 1)
 
 
@@ -237,9 +239,10 @@ def _label_kinds(
     labels: Int[Array, "*B T"], vocab: NumberVocab, ignore_index: int
 ) -> Int32[Array, "*B T"]:
     """The flags of each label, 0 where it is ignored."""
-    table = vocab.kinds.astype(np.int32) + _NUMBER * (vocab.row >= 0)
+    table = vocab.kinds.astype(np.int32)
+    table[vocab.token_ids] |= np.where(vocab.values == 0, _NUMBER | _ZERO, _NUMBER)
     ids = safe_labels(labels, vocab.vocab_size, ignore_index=ignore_index)
-    kinds = jnp.asarray(table.astype(np.int32))[ids]
+    kinds = jnp.asarray(table)[ids]
     return jnp.where(labels == ignore_index, 0, kinds)
 
 
@@ -276,7 +279,7 @@ def _joining_points(
     chain = digit | joins
     count = jnp.cumsum(joins, axis=-1, dtype=jnp.int32) - joins.astype(jnp.int32)
     begins = ~(chain & shift(chain, 1) & linked)
-    return joins & ((count - _at_or_before(begins, count)) % 2 == 0)
+    return joins & ((count - at_or_before(begins, count)) % 2 == 0)
 
 
 def _joining_commas(
@@ -286,16 +289,18 @@ def _joining_commas(
     linked: Bool[Array, "*B T"],
 ) -> Bool[Array, "*B T"]:
     """The commas that one to three digits precede and exactly three follow."""
+    comma = ((kinds & Kind.COMMA) != 0) & linked
     inner = digit & linked
     after = [shift(inner, -k) for k in (1, 2, 3, 4)]
     three_after = after[0] & after[1] & after[2] & ~after[3]
-    # Digits right before the comma, and what stands before one, two or three of them.
     one, two, three = (shift(digit, k) for k in (1, 2, 3))
     four = shift(inner, 1) & shift(inner, 2) & shift(inner, 3) & shift(digit, 4)
-    decimals = shift(point, 2) | (two & shift(point, 3))
-    decimals |= two & three & shift(point, 4)
-    comma = ((kinds & Kind.COMMA) != 0) & linked
-    return comma & one & three_after & ~four & ~decimals
+    # Before the digits there may be no point, and no zero may come first of all.
+    zero = digit & ((kinds & _ZERO) != 0) & ~shift(digit | (comma & one), 1)
+    bars = shift(point, 2) | shift(zero, 1)
+    bars |= two & (shift(point, 3) | shift(zero, 2))
+    bars |= two & three & (shift(point, 4) | shift(zero, 3))
+    return comma & one & three_after & ~four & ~bars
 
 
 def _negative(
@@ -314,36 +319,3 @@ def _negative(
     hyphen = ((seen & Kind.LETTER) != 0) & ((kinds & Kind.WORD_START) == 0)
     sign = ((kinds & Kind.MINUS) != 0) & ~operand & ~hyphen
     return shift(sign, 1) & linked
-
-
-def row_index(like: Array) -> Int32[Array, "*B T"]:
-    """The index of each position along its row."""
-    return jax.lax.broadcasted_iota(jnp.int32, like.shape, like.ndim - 1)
-
-
-def shift(x: Array, steps: int, fill: int | bool = 0) -> Array:
-    """x[t - steps] along the row, ``fill`` beyond its ends."""
-    width = x.shape[-1]
-    if abs(steps) >= width:
-        return jnp.full_like(x, fill)
-    edge = jnp.full_like(x[..., : abs(steps)], fill)
-    if steps > 0:
-        return jnp.concatenate([edge, x[..., :-steps]], axis=-1)
-    return jnp.concatenate([x[..., -steps:], edge], axis=-1)
-
-
-def _at_or_before(mask: Array, x: Array) -> Array:
-    """The x of the nearest masked position at t or before it, -1 where there is none.
-
-    x must not fall along the row.
-    """
-    return jax.lax.cummax(jnp.where(mask, x, -1), axis=x.ndim - 1)
-
-
-def _at_or_after(mask: Array, x: Array) -> Array:
-    """The x of the nearest masked position at t or after it, a large number for none.
-
-    x must not fall along the row.
-    """
-    far = jnp.iinfo(jnp.int32).max // 2
-    return jax.lax.cummin(jnp.where(mask, x, far), axis=x.ndim - 1, reverse=True)
