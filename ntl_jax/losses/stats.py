@@ -9,15 +9,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
+from ntl_jax.losses.column_passes import AxisName, read_pass, write_pass
+from ntl_jax.losses.columns import MASKED_LOGIT as MASKED_LOGIT
+from ntl_jax.losses.columns import ColumnCotangents
 from ntl_jax.losses.positions import check_labels, safe_labels
 from ntl_jax.number_vocab import NumberVocab
-
-# Stands in for a padded column and for a logit of -inf. Finite, so that sums over the
-# vocabulary, and 0 times any loss, stay finite.
-MASKED_LOGIT = -1e30
 
 
 class NumberStats(NamedTuple):
@@ -42,11 +40,16 @@ def stats_from_logits(
     vocab: NumberVocab,
     *,
     ignore_index: int = -100,
+    axis_name: AxisName = None,
 ) -> NumberStats:
     """Reads the NumberStats off dense logits.
 
     The gradient takes any cotangent, goes to the logits only, in their dtype, and is
     exactly 0 at a position whose cotangents are all 0, whatever its logits hold.
+
+    Under ``jit`` the logits may be sharded in any way, the vocabulary too: only a few
+    numbers a position travel between devices. Inside ``shard_map`` name the mesh axes
+    that share out the vocabulary.
 
     Args:
         logits: [*B, V] of any floating dtype. Columns from ``vocab.vocab_size`` on are
@@ -54,6 +57,10 @@ def stats_from_logits(
         labels: token ids [*B]. Ids outside [0, V) are clipped.
         vocab: the number tokens.
         ignore_index: the label that counts nothing.
+        axis_name: inside ``shard_map``, the mesh axis (or axes, major first) that the
+            columns are sharded over; the logits are then this device's V / shards
+            columns, the labels ids of the whole vocabulary, and the stats those of the
+            whole vocabulary.
 
     Returns:
         NumberStats over [*B], float32.
@@ -68,9 +75,10 @@ def stats_from_logits(
     (1.0986, (1, 2))
     """
     check_labels(logits, labels)
-    vocab.check_columns(logits.shape[-1])
+    shards = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+    vocab.check_columns(logits.shape[-1] * shards)
     labels = safe_labels(labels, vocab.vocab_size, ignore_index=ignore_index)
-    return _dense_stats(vocab.vocab_size, vocab, logits, labels)
+    return _dense_stats(vocab.vocab_size, vocab, axis_name, logits, labels)
 
 
 def stats_without_numbers(
@@ -93,72 +101,27 @@ def stats_without_numbers(
     """
     check_labels(logits, labels)
     labels = safe_labels(labels, vocab_size, ignore_index=ignore_index)
-    return _dense_stats(vocab_size, None, logits, labels)
+    return _dense_stats(vocab_size, None, None, logits, labels)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _dense_stats(vocab_size, vocab, logits, labels) -> NumberStats:
-    return _forward(vocab_size, vocab, logits, labels)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _dense_stats(vocab_size, vocab, axis_name, logits, labels) -> NumberStats:
+    return _forward(vocab_size, vocab, axis_name, logits, labels)[0]
 
 
-def _forward(vocab_size, vocab, logits, labels):
-    z = _real_logits(logits, vocab_size)  # [*B, V]
-    column = _columns(z)
-    top = jnp.max(z, axis=-1)  # [*B]
-    log_sum = jnp.log(jnp.sum(jnp.exp(z - top[..., None]), axis=-1))
-    # A masked sum, unlike a gather, fuses with the others and leaves a vocabulary that
-    # is sharded where it is.
-    label_logit = jnp.sum(jnp.where(column == labels[..., None], z, 0.0), axis=-1)
-    logit_sum = jnp.sum(jnp.where(column < vocab_size, z, 0.0), axis=-1)
-    token_ids = np.zeros(0, np.int32) if vocab is None else vocab.token_ids
-    number_logits = jnp.take(logits, token_ids, axis=-1, mode="clip")  # [*B, K]
-    number_logits = jnp.maximum(number_logits.astype(jnp.float32), MASKED_LOGIT)
-    stats = NumberStats(top + log_sum, label_logit, number_logits, logit_sum)
+def _forward(vocab_size, vocab, axis_name, logits, labels):
+    sums = read_pass(vocab_size, vocab, axis_name, logits, labels)
+    log_sum = jnp.log(sums.exp_sum)
+    stats = NumberStats(
+        sums.top + log_sum, sums.label_logit, sums.number_logits, sums.logit_sum
+    )
     # Both parts of lse: its float32 sum would round the softmax of logits near 1e4.
-    return stats, (logits, labels, top, log_sum)
+    return stats, (logits, labels, sums.top, log_sum)
 
 
-def _backward(vocab_size, vocab, residuals, cotangent: NumberStats):
-    logits, labels, top, log_sum = residuals
-    z = _real_logits(logits, vocab_size)  # [*B, V]
-    column = _columns(z)
-    p = jnp.exp(z - top[..., None] - log_sum[..., None])
-    d_lse = cotangent.lse[..., None]  # [*B, 1]
-    # Not d_lse * p alone: where the logits hold NaN or inf, 0 * p is NaN.
-    grad = jnp.where(d_lse == 0, 0.0, d_lse * p)  # [*B, V]
-    grad += jnp.where(column == labels[..., None], cotangent.label_logit[..., None], 0)
-    grad += cotangent.logit_sum[..., None]
-    if vocab is not None:
-        grad += _to_columns(cotangent.number_logits, vocab, logits.shape[-1])
-    fixed = (column >= vocab_size) | (logits.astype(jnp.float32) <= MASKED_LOGIT)
-    return jnp.where(fixed, 0.0, grad).astype(logits.dtype), None
+def _backward(vocab_size, vocab, axis_name, residuals, cotangent: NumberStats):
+    cotangents = ColumnCotangents(**cotangent._asdict())
+    return write_pass(vocab_size, vocab, axis_name, *residuals, cotangents), None
 
 
 _dense_stats.defvjp(_forward, _backward)
-
-
-def _real_logits(logits: Array, vocab_size: int) -> Float32[Array, "*B V"]:
-    """Logits in float32, with MASKED_LOGIT for padded columns and for -inf."""
-    z = jnp.maximum(logits.astype(jnp.float32), MASKED_LOGIT)
-    if logits.shape[-1] == vocab_size:
-        return z
-    return jnp.where(_columns(z) < vocab_size, z, MASKED_LOGIT)
-
-
-def _columns(z: Array) -> Int[Array, "*B V"]:
-    """The index of each column, in the shape of z."""
-    return jax.lax.broadcasted_iota(jnp.int32, z.shape, z.ndim - 1)
-
-
-def _to_columns(
-    d_number: Float32[Array, "*B K"], vocab: NumberVocab, columns: int
-) -> Float32[Array, "*B V"]:
-    """Puts the gradient of the number logits into their columns, 0 elsewhere.
-
-    A gather from a table with one column of zeros more, and not a scatter, so that it
-    fuses with the sum it joins.
-    """
-    source = np.full(columns, len(vocab), np.int32)
-    source[vocab.token_ids] = np.arange(len(vocab), dtype=np.int32)
-    padding = [(0, 0)] * (d_number.ndim - 1) + [(0, 1)]
-    return jnp.take(jnp.pad(d_number, padding), source, axis=-1, mode="clip")

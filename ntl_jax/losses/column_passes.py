@@ -1,0 +1,156 @@
+"""Which program passes over the columns: XLA's own, or a kernel where one is faster.
+
+On NVIDIA GPUs it is the kernels of `columns_triton`, on every other device, and for
+shapes that these do not take, the plain program of `columns`.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int
+
+from ntl_jax.losses import columns
+from ntl_jax.losses.columns import ColumnCotangents, ColumnSums
+from ntl_jax.losses.columns_partition import partitioned_read, partitioned_write
+from ntl_jax.number_vocab import NumberVocab
+
+AxisName = str | tuple[str, ...] | None
+
+
+class _Programs(NamedTuple):
+    read: Callable[..., ColumnSums]
+    write: Callable[..., Array]
+
+
+def read_pass(
+    vocab_size: int,
+    vocab: NumberVocab | None,
+    axis_name: AxisName,
+    logits: Float[Array, "*B C"],
+    labels: Int[Array, "*B"],
+) -> ColumnSums:
+    """Sums up every position over the whole vocabulary.
+
+    Args:
+        vocab_size: V; columns from there on are padding.
+        vocab: the number tokens, None for none.
+        axis_name: inside ``shard_map``, the mesh axes that the columns are sharded
+            over.
+        logits: [*B, C], all columns, or this device's under ``axis_name``.
+        labels: token ids [*B] in [0, V).
+
+    Returns:
+        ColumnSums over [*B].
+    """
+    ids, first = _token_ids(vocab), _first_column(axis_name, logits)
+    sums = _choose(
+        axis_name,
+        lambda *args: columns.read_columns(*args, ids, first, vocab_size=vocab_size),
+        lambda *args: _triton(vocab_size, vocab).read(*args, ids, first),
+        lambda *args: partitioned_read(
+            _triton(vocab_size, vocab).read, *args, jnp.asarray(ids)
+        ),
+        logits,
+        labels,
+    )
+    return sums if axis_name is None else columns.combine_shards(sums, axis_name)
+
+
+def write_pass(
+    vocab_size: int,
+    vocab: NumberVocab | None,
+    axis_name: AxisName,
+    logits: Float[Array, "*B C"],
+    labels: Int[Array, "*B"],
+    top: Float32[Array, "*B"],
+    log_sum: Float32[Array, "*B"],
+    cotangents: ColumnCotangents,
+) -> Float[Array, "*B C"]:
+    """The gradient of the logits; see `ntl_jax.losses.columns.write_columns`.
+
+    Args:
+        vocab_size: V; columns from there on are padding.
+        vocab: the number tokens, None for none.
+        axis_name: inside ``shard_map``, the mesh axes that the columns are sharded
+            over.
+        logits: [*B, C], all columns, or this device's under ``axis_name``.
+        labels: token ids [*B] in [0, V).
+        top: [*B], the largest logit of the whole vocabulary.
+        log_sum: [*B], log sum_j exp(z_j - top) over the whole vocabulary.
+        cotangents: the derivatives of the loss over [*B].
+
+    Returns:
+        [*B, C] in the dtype of the logits.
+    """
+    first = _first_column(axis_name, logits)
+    number_of_column = _numbers_of_columns(axis_name, vocab, logits)
+    return _choose(
+        axis_name,
+        lambda *args: columns.write_columns(
+            *args, number_of_column, first, vocab_size=vocab_size
+        ),
+        lambda *args: _triton(vocab_size, vocab).write(*args, number_of_column, first),
+        lambda *args: partitioned_write(
+            _triton(vocab_size, vocab).write, *args, jnp.asarray(number_of_column)
+        ),
+        logits,
+        labels,
+        top,
+        log_sum,
+        cotangents,
+    )
+
+
+def _choose(axis_name, plain: Callable, kernel: Callable, split: Callable, *args):
+    """Calls one of three programs: XLA's, a kernel, or a kernel split over devices."""
+    mesh = jax.sharding.get_abstract_mesh()
+    # Kernels are traced only where they can run: Pallas takes a second to import.
+    if jax.default_backend() != "gpu" or mesh.explicit_axes or not _fits(args[0]):
+        return plain(*args)
+    if mesh.manual_axes and not mesh.are_all_axes_manual:
+        return plain(*args)
+    cuda = split if axis_name is None and not mesh.manual_axes else kernel
+    return jax.lax.platform_dependent(*args, cuda=cuda, default=plain)
+
+
+def _fits(logits: Array) -> bool:
+    from ntl_jax.losses import columns_triton
+
+    return columns_triton.fits(logits.shape, logits.dtype)
+
+
+def _first_column(axis_name: AxisName, logits: Array) -> columns.FirstColumn:
+    if axis_name is None:
+        return 0
+    return jax.lax.axis_index(axis_name) * logits.shape[-1]
+
+
+def _token_ids(vocab: NumberVocab | None) -> np.ndarray:
+    return np.zeros(0, np.int32) if vocab is None else vocab.token_ids
+
+
+def _numbers_of_columns(axis_name: AxisName, vocab: NumberVocab | None, logits: Array):
+    """Which number each column of the logits is: all columns, or this device's."""
+    size = logits.shape[-1]
+    if axis_name is None:
+        return columns.numbers_of_columns(size, _token_ids(vocab))
+    every = size * jax.lax.axis_size(axis_name)
+    numbers = jnp.asarray(columns.numbers_of_columns(every, _token_ids(vocab)))
+    first = _first_column(axis_name, logits)
+    return jax.lax.dynamic_slice_in_dim(numbers, first, size)
+
+
+@lru_cache(maxsize=256)
+def _triton(vocab_size: int, vocab: NumberVocab | None) -> _Programs:
+    from ntl_jax.losses import columns_triton
+
+    ids = _token_ids(vocab)
+    span = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
+    return _Programs(
+        partial(columns_triton.read_columns, vocab_size=vocab_size),
+        partial(columns_triton.write_columns, vocab_size=vocab_size, span=span),
+    )

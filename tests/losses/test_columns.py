@@ -1,0 +1,238 @@
+"""The kernels against the plain program, and both split over eight devices."""
+
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from ntl_jax.losses import columns, columns_triton
+from ntl_jax.losses.columns import MASKED_LOGIT, ColumnCotangents
+from ntl_jax.losses.columns_partition import partitioned_read, partitioned_write
+
+IDS = np.array([0, 3, 2047, 2048, 2051, 2060], np.int32)  # on both sides of a block
+NARROW = np.array([7, 8, 9], np.int32)
+DTYPES = (jnp.float32, jnp.bfloat16)
+
+
+def draw_batch(tokens, size, dtype=jnp.float32, vocab_size=None, numbers=6):
+    rng = np.random.default_rng(size)
+    logits = rng.normal(size=(tokens, size)).astype(np.float32) * 3
+    logits[0, ::3] = -np.inf
+    labels = rng.integers(0, vocab_size or size, size=tokens).astype(np.int32)
+    labels[-1] = (vocab_size or size) - 1
+    cotangents = [rng.normal(size=tokens) for _ in range(3)]
+    cotangents[0][1] = 0.0
+    cotangents.append(rng.normal(size=(tokens, numbers)))
+    cotangents = (jnp.asarray(c, jnp.float32) for c in cotangents)
+    return (
+        jnp.asarray(logits, dtype),
+        jnp.asarray(labels),
+        ColumnCotangents(*cotangents),
+    )
+
+
+def both_passes(module, logits, labels, cotangents, *, vocab_size, token_ids):
+    sums = module.read_columns(logits, labels, token_ids, 0, vocab_size=vocab_size)
+    log_sum = jnp.log(sums.exp_sum)
+    table = columns.numbers_of_columns(logits.shape[-1], token_ids)
+    gradient = module.write_columns(
+        logits, labels, sums.top, log_sum, cotangents, table, 0, vocab_size=vocab_size
+    )
+    return sums._replace(exp_sum=log_sum), gradient
+
+
+class Interpreted:
+    """The kernels, run by the interpreter."""
+
+    read_columns = staticmethod(partial(columns_triton.read_columns, interpret=True))
+
+    @staticmethod
+    def write_columns(*args, **options):
+        numbers = np.flatnonzero(np.asarray(args[5]) < args[4].number_logits.shape[-1])
+        span = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
+        span = span if isinstance(args[6], int) else (0, 2**20)
+        return columns_triton.write_columns(*args, span=span, interpret=True, **options)
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    return Interpreted
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("size", "vocab_size", "ids"),
+    [(2048, 2048, IDS[:2]), (4099, 4099, IDS), (4100, 4090, NARROW), (2500, 2500, [])],
+    ids=str,
+)
+def test_the_kernels_are_the_plain_program(interpreted, dtype, size, vocab_size, ids):
+    ids = np.asarray(ids, np.int32)
+    batch = draw_batch(5, size, dtype, vocab_size, len(ids))
+    options = {"vocab_size": vocab_size, "token_ids": ids}
+    expected = both_passes(columns, *batch, **options)
+    actual = both_passes(interpreted, *batch, **options)
+    chex.assert_trees_all_equal_dtypes(actual, expected)
+    chex.assert_trees_all_close(actual[0], expected[0], rtol=1e-5, atol=1e-5)
+    half_ulp = 2**-8 if dtype == jnp.bfloat16 else 1e-5
+    wide = [g.astype(jnp.float32) for g in (actual[1], expected[1])]
+    chex.assert_trees_all_close(*wide, rtol=half_ulp, atol=1e-5)
+    assert not np.asarray(wide[0])[0, ::3].any()  # at logits of -inf
+
+
+@pytest.mark.parametrize("first", [0, 2048, 4096])
+def test_a_shard_of_the_columns(interpreted, first):
+    logits, labels, cotangents = draw_batch(4, 3 * 2048, vocab_size=6100)
+    options = {"vocab_size": 6100, "token_ids": IDS}
+    shard = logits[:, first : first + 2048]
+    whole = both_passes(columns, logits, labels, cotangents, **options)
+    table = columns.numbers_of_columns(3 * 2048, IDS)[first : first + 2048]
+    for module in (columns, interpreted):
+        sums = module.read_columns(
+            shard, labels, IDS, jnp.int32(first), vocab_size=6100
+        )
+        here = (labels >= first) & (labels < first + 2048)
+        picked = jnp.where(here, whole[0].label_logit, 0.0)
+        np.testing.assert_allclose(sums.label_logit, picked, rtol=1e-6)
+        inside = (first <= IDS) & (first + 2048 > IDS)
+        numbers = np.where(inside, whole[0].number_logits, 0.0)
+        np.testing.assert_allclose(sums.number_logits, numbers, rtol=1e-6)
+        gradient = module.write_columns(
+            shard,
+            labels,
+            whole[0].top,
+            whole[0].exp_sum,
+            cotangents,
+            table,
+            jnp.int32(first),
+            vocab_size=6100,
+        )
+        expected = whole[1][:, first : first + 2048]
+        np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_kernel_keeps_nan_at_home(interpreted):
+    logits, labels, cotangents = draw_batch(3, 2500)
+    logits = logits.at[1].set(jnp.nan)
+    silent = jax.tree.map(lambda c: c.at[1].set(0.0), cotangents)
+    options = {"vocab_size": 2500, "token_ids": IDS}
+    sums, gradient = both_passes(interpreted, logits, labels, silent, **options)
+    assert jnp.isnan(sums.top[1]) and jnp.isfinite(sums.top[0])
+    assert not gradient[1].any() and jnp.isfinite(gradient).all()
+
+
+def test_a_position_without_a_finite_logit(interpreted):
+    logits = jnp.full((2, 2050), -jnp.inf)
+    labels = jnp.zeros(2, jnp.int32)
+    options = {"vocab_size": 2049, "token_ids": NARROW}
+    _, _, cotangents = draw_batch(2, 2050, numbers=3)
+    for module in (columns, interpreted):
+        sums, gradient = both_passes(module, logits, labels, cotangents, **options)
+        assert (sums.top == MASKED_LOGIT).all()
+        np.testing.assert_allclose(sums.exp_sum, np.log(2050), rtol=1e-6)
+        assert not gradient.any()
+
+
+def test_what_the_kernels_take():
+    assert columns_triton.fits((3, 2048), jnp.bfloat16)
+    assert not columns_triton.fits((3, 2047), jnp.bfloat16)
+    assert not columns_triton.fits((0, 2048), jnp.float32)
+    assert not columns_triton.fits((2**20, 2**11), jnp.bfloat16)
+    assert not columns_triton.fits((3, 2048), jnp.float64)
+
+
+COLUMNS, REAL, NUMBERS = 32, 30, np.array([1, 5, 6, 29], np.int32)
+_OPTIONS = {"vocab_size": REAL, "token_ids": NUMBERS}
+READ = partial(columns.read_columns, vocab_size=REAL)
+WRITE = partial(columns.write_columns, vocab_size=REAL)
+
+
+def split_passes(logits, labels, cotangents):
+    sums = partitioned_read(READ, logits, labels, jnp.asarray(NUMBERS))
+    log_sum = jnp.log(sums.exp_sum)
+    table = jnp.asarray(columns.numbers_of_columns(COLUMNS, NUMBERS))
+    gradient = partitioned_write(
+        WRITE, logits, labels, sums.top, log_sum, cotangents, table
+    )
+    return sums._replace(exp_sum=log_sum), gradient
+
+
+def small_batch():
+    logits, labels, cotangents = draw_batch(40, COLUMNS, vocab_size=REAL, numbers=4)
+    labels = labels.at[:5].set(0)
+    shape = (8, 5)
+    return jax.tree.map(
+        lambda x: x.reshape(*shape, *x.shape[1:]), (logits, labels, cotangents)
+    )
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [P("data"), P("data", None, "tensor"), P(None, None, ("data", "tensor")), P()],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", [(2, 4), (8, 1)], ids=str)
+def test_a_split_program_equals_the_whole_and_gathers_no_logits(spec, shape):
+    batch = small_batch()
+    expected = both_passes(columns, *batch, **_OPTIONS)
+    axes = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh(shape, ("data", "tensor"), axis_types=axes)
+    by_logit = NamedSharding(mesh, spec)
+    by_token = NamedSharding(mesh, P(*spec[:2]))
+    placed = (
+        jax.device_put(batch[0], by_logit),
+        jax.device_put(batch[1], by_token),
+        jax.device_put(batch[2], by_token),
+    )
+    compiled = jax.jit(split_passes).lower(*placed).compile()
+    sums, gradient = compiled(*placed)
+    chex.assert_trees_all_close((sums, gradient), expected, rtol=1e-5, atol=1e-5)
+    assert gradient.sharding.is_equivalent_to(by_logit, 3)
+    assert "all-gather" not in compiled.as_text()
+
+
+def test_a_split_program_under_vmap():
+    batch = small_batch()
+    stacked = jax.tree.map(lambda x: jnp.stack([x, x[::-1]]), batch)
+    expected = both_passes(columns, *stacked, **_OPTIONS)
+    actual = jax.jit(jax.vmap(split_passes))(*stacked)
+    chex.assert_trees_all_close(actual, expected, rtol=1e-6, atol=1e-6)
+    # With one operand that is not batched.
+    labels = batch[1]
+    ids = jnp.asarray(NUMBERS)
+    one = jax.vmap(lambda z: partitioned_read(READ, z, labels, ids))(stacked[0])
+    both = READ(stacked[0], jnp.stack([labels, labels]), NUMBERS, 0)
+    chex.assert_trees_all_close(one, both, rtol=1e-6, atol=1e-6)
+
+
+def test_a_shard_without_real_columns_counts_nothing():
+    mesh = jax.make_mesh((8,), ("tensor",), axis_types=(jax.sharding.AxisType.Auto,))
+    logits, labels, cotangents = draw_batch(4, 64, vocab_size=40, numbers=2)
+    ids = np.array([0, 39], np.int32)
+    expected = both_passes(
+        columns, logits, labels, cotangents, vocab_size=40, token_ids=ids
+    )
+
+    def local(z, table):
+        first = jax.lax.axis_index("tensor") * z.shape[-1]
+        sums = columns.read_columns(z, labels, ids, first, vocab_size=40)
+        sums = columns.combine_shards(sums, "tensor")
+        log_sum = jnp.log(sums.exp_sum)
+        gradient = columns.write_columns(
+            z, labels, sums.top, log_sum, cotangents, table, first, vocab_size=40
+        )
+        return sums._replace(exp_sum=log_sum), gradient
+
+    by_column = P(None, "tensor")
+    run = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(by_column, P("tensor")),
+        out_specs=(P(), by_column),
+    )
+    actual = jax.jit(run)(logits, jnp.asarray(columns.numbers_of_columns(64, ids)))
+    chex.assert_trees_all_close(actual, expected, rtol=1e-5, atol=1e-5)
