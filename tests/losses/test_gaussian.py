@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ntl_jax import NumberVocab, cross_entropy, gaussian_cross_entropy, gaussian_targets
+from ntl_jax import (
+    NumberVocab,
+    cross_entropy,
+    gaussian_cross_entropy,
+    gaussian_targets,
+    ntl_was_cdf,
+)
 from tests.losses.rivals.checks import (
     DIGITS,
     TEXT,
@@ -18,7 +24,9 @@ from tests.losses.rivals.checks import (
     check_bfloat16,
     check_edges,
     logsumexp,
+    numeric_gradient,
     per_position,
+    softmax,
     stacked,
 )
 
@@ -139,6 +147,39 @@ def test_a_sweep_over_sigma_is_a_vmap(vocab, batch):
     np.testing.assert_allclose(swept, alone, rtol=1e-6)
     halves = loss(sigma=jnp.array(0.5, jnp.bfloat16))
     assert halves == pytest.approx(float(alone[1]), rel=1e-6)
+
+
+def test_ntl_to_the_same_soft_target(vocab, batch):
+    logits, labels, weights = batch
+
+    @jax.jit
+    def mixture(z):
+        target = gaussian_targets(labels, vocab, 1.3)
+        common = {"weights": weights, "reduction": "mean"}
+        gce = gaussian_cross_entropy(z, labels, vocab, sigma=1.3, **common)
+        return gce + 0.3 * ntl_was_cdf(z, labels, vocab, target=target, **common)
+
+    def expected(z):
+        ids, values = vocab.token_ids, vocab.values.astype(np.float64)
+        order = np.argsort(values)
+        y, w = np.asarray(labels), np.asarray(weights, np.float64)
+        gce = twin("normalised", 1.3, numbers_of(vocab), z, y, w).sum()
+        w = np.where(y == -100, 0, w)
+        distance, count = 0.0, 0.0
+        for index in np.ndindex(y.shape):
+            if w[index] == 0 or vocab.row[y[index]] < 0:
+                continue
+            g = np.exp(-((values - values[vocab.row[y[index]]]) ** 2) / (2 * 1.3**2))
+            apart = np.cumsum((softmax(z[index][ids]) - g / g.sum())[order])[:-1]
+            distance += w[index] * (np.abs(apart) * np.diff(values[order])).sum()
+            count += w[index]
+        return gce / w.sum() + 0.3 * distance / count
+
+    z = np.asarray(logits, np.float64)
+    ours = jax.value_and_grad(mixture)(logits)
+    twins = expected(z), numeric_gradient(expected, z)
+    for actual, exact in zip(ours, twins, strict=True):
+        np.testing.assert_allclose(actual, exact, rtol=1e-5, atol=1e-5)
 
 
 def test_text_has_no_target_and_counts_in_the_mean():

@@ -11,6 +11,7 @@ from ntl_jax.losses.number_softmax import number_probabilities
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import number_targets
 from ntl_jax.losses.reduction import Reduction
+from ntl_jax.losses.rows import row_index
 from ntl_jax.losses.spans import NumberSpans, number_spans
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
@@ -141,7 +142,6 @@ def _place_weight(spans: NumberSpans, paper_compat: bool) -> Float32[Array, "*B 
     """2 (e + 1) for e >= 0, 1.02^e below, at digits."""
     e = spans.exponent
     if paper_compat:
-        t = jax.lax.broadcasted_iota(jnp.int32, e.shape, e.ndim - 1)
-        e = jnp.where(spans.leads, spans.end - t, e)
+        e = jnp.where(spans.leads, spans.end - row_index(e), e)
     e = jnp.where(spans.digit, e, 0).astype(jnp.float32)
     return jnp.where(e >= 0, 2 * (e + 1), jnp.exp(_LOG_DECAY * e))

@@ -90,9 +90,10 @@ def dist2_from_stats(
         tau: the temperature, in squared units of ``vocab.values``; may be traced. The
             paper's is 1 for digits. At 0 f is the label (shared with tokens of its
             value) and the loss is cross-entropy over the numbers.
-        weights: non-negative weights [*B]; 1 where None. A leading digit counts for
-            more where the weights are the digits from it to the end of its number, as
-            in the released reward-model training.
+        weights: non-negative weights [*B]; 1 where None. The released reward-model
+            training gives a digit as many as there are from it to the end of its
+            number, which `ntl_jax.losses.place_weights` makes with ``form="linear",
+            base=2.0, points="never"``.
         ignore_index: the label that counts nothing.
         support: "numbers" for a q that sums to 1, as in the released code; "full" for
             the softmax over the vocabulary, as in the paper, which adds -log of the

@@ -235,9 +235,8 @@ def _number_errors(
 
     In units of the leading place, so that no length overflows.
     """
-    left = spans.length - 1 - spans.right
-    counts = spans.digit & (left < _REACH)
-    place = jnp.where(counts, negative_power_of_ten(left), 0.0)
+    counts = spans.digit & (spans.left < _REACH)
+    place = jnp.where(counts, negative_power_of_ten(spans.left), 0.0)
     guess, truth = (
         run_sums(x * place, spans, reach=_REACH) for x in (predicted, truth)
     )

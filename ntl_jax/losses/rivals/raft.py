@@ -1,6 +1,5 @@
 """RAFT: squared error of the expected score, at the one score of each row."""
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
@@ -8,6 +7,7 @@ from ntl_jax.losses.dot_product import ntl_mse_from_stats
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import number_targets, token_weights
 from ntl_jax.losses.reduction import Reduction
+from ntl_jax.losses.rows import row_index
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
 
@@ -46,7 +46,7 @@ def score_positions(
         raise ValueError("labels of shape () hold no row to look for a score in.")
     on_grid = number_targets(labels, vocab, ignore_index=ignore_index).mask
     if from_end is None:
-        place = jax.lax.broadcasted_iota(jnp.int32, labels.shape, labels.ndim - 1)
+        place = row_index(labels)
         last = jnp.max(jnp.where(on_grid, place, -1), axis=-1, keepdims=True)
         return place == last
     if from_end < 1:
