@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.nn import logsumexp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.distances import Scalar, check_costs, euclidean
@@ -15,6 +16,8 @@ from ntl_jax.losses.stats import MASKED_LOGIT, NumberStats
 from ntl_jax.losses.wasserstein import target_distribution
 from ntl_jax.number_vocab import NumberVocab
 
+_RELAXATION = 1.5  # at 1.7 some values were 2% of the largest cost off for a while
+
 
 def ntl_optimal_transport(
     logits: Float[Array, "*B V"],
@@ -23,8 +26,8 @@ def ntl_optimal_transport(
     *,
     target: Float[Array, "*B K"],
     cost: Float[Array, "K K"] | None = None,
-    epsilon: Scalar = 0.01,
-    iterations: int = 100,
+    epsilon: Scalar = 0.1,
+    iterations: int = 50,
     debias: bool = False,
     weights: Float[Array, "*B"] | Bool[Array, "*B"] | None = None,
     reduction: Reduction = None,
@@ -94,8 +97,8 @@ def ntl_optimal_transport_from_stats(
     *,
     target: Float[Array, "*B K"],
     cost: Float[Array, "K K"] | None = None,
-    epsilon: Scalar = 0.01,
-    iterations: int = 100,
+    epsilon: Scalar = 0.1,
+    iterations: int = 50,
     debias: bool = False,
     weights: Float[Array, "*B"] | Bool[Array, "*B"] | None = None,
     ignore_index: int = -100,
@@ -118,8 +121,10 @@ def ntl_optimal_transport_from_stats(
     the Sinkhorn divergence OT(q, t) - OT(q, q) / 2 - OT(t, t) / 2.
 
     The gradient is that of OT itself by the envelope theorem: the potentials are not
-    differentiated, so a second derivative is not available. A smaller epsilon needs
-    more iterations, about 1 / epsilon; with too few the value is below OT.
+    differentiated, so a second derivative is not available. At the defaults, between
+    distributions over digits, the value comes within 0.001 of its limit and 99 in 100
+    gradients within 0.002, where the largest cost is 1. A smaller epsilon needs several
+    times the iterations; with too few the value is below OT.
 
     Args:
         stats: NumberStats over [*B].
@@ -130,8 +135,7 @@ def ntl_optimal_transport_from_stats(
             ``vocab.token_ids`` (see `ntl_jax.losses.distances`); |v_k - v_y| where
             None.
         epsilon: above 0, a share of the largest cost; may be a traced scalar.
-        iterations: how many times both potentials are updated. The first ones use a
-            larger epsilon, halved each time, which brings the potentials near sooner.
+        iterations: how many times both potentials are updated.
         debias: whether to return the Sinkhorn divergence.
         weights: non-negative weights [*B]; 1 where None.
         ignore_index: the label that counts nothing.
@@ -148,8 +152,10 @@ def ntl_optimal_transport_from_stats(
         TypeError, ValueError: for a target or cost of another shape or dtype, for an
             epsilon or iterations not above 0, and to debias an asymmetric cost.
 
-    Source: Sinkhorn Distances (NeurIPS 2013); the divergence from Interpolating between
-    Optimal Transport and MMD using Sinkhorn Divergences (AISTATS 2019), equation 3.
+    Source: Sinkhorn Distances (NeurIPS 2013), with the updates of Overrelaxed
+    Sinkhorn-Knopp Algorithm for Regularized Optimal Transport (2017); the divergence
+    from Interpolating between Optimal Transport and MMD using Sinkhorn Divergences
+    (AISTATS 2019).
     """
     _check_options(epsilon, iterations)
     matrix = euclidean(vocab) if cost is None else check_costs(cost, vocab)
@@ -209,19 +215,38 @@ def _potentials(
     blur: Float32[Array, ""],
     iterations: int,
 ) -> tuple[Float32[Array, "*B K"], Float32[Array, "*B K"]]:
-    """f and g of the dual, after so many updates of each in the log domain."""
+    """f and g of the dual, after so many updates of each in the log domain.
+
+    The blur starts wide and is halved each time. A quarter of the updates move both
+    potentials half of the way at once, which is exact where q is t; the others move one
+    after the other, and half as far again as they should, which is several times
+    faster than plain Sinkhorn; the last one is plain.
+    """
     widest = jnp.max(costs)
 
-    def update(i, potentials):
+    def best_g(f, e):
+        return -e * logsumexp(log_q[..., None, :] + (f[..., None, :] - costs) / e, -1)
+
+    def best_f(g, e):
+        return -e * logsumexp(log_t[..., :, None] + (g[..., :, None] - costs) / e, -2)
+
+    def halfway(i, potentials):
+        f, g = potentials
         e = jnp.maximum(blur, widest * 0.5 ** i.astype(jnp.float32))
-        f, _ = potentials
-        of_f = log_q[..., None, :] + (f[..., None, :] - costs) / e
-        g = -e * jax.nn.logsumexp(of_f, axis=-1)
-        of_g = log_t[..., :, None] + (g[..., :, None] - costs) / e
-        return -e * jax.nn.logsumexp(of_g, axis=-2), g
+        return 0.5 * (f + best_f(g, e)), 0.5 * (g + best_g(f, e))
+
+    def beyond(i, potentials):
+        f, g = potentials
+        e = jnp.maximum(blur, widest * 0.5 ** i.astype(jnp.float32))
+        g += _RELAXATION * (best_g(f, e) - g)
+        f += _RELAXATION * (best_f(g, e) - f)
+        return f, g
 
     start = jnp.zeros_like(log_q), jnp.zeros_like(log_t)
-    return jax.lax.fori_loop(0, iterations, update, start)
+    near = jax.lax.fori_loop(0, iterations // 4, halfway, start)
+    f, _ = jax.lax.fori_loop(iterations // 4, iterations - 1, beyond, near)
+    g = best_g(f, blur)
+    return best_f(g, blur), g
 
 
 def _log(x: Float32[Array, "*B K"]) -> Float32[Array, "*B K"]:

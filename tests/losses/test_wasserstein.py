@@ -64,19 +64,15 @@ def assert_w1(values, logits, target, *, slip=0.0, **options):
     )
 
 
-spacings = (
-    st.sampled_from([2, 5, 10])
-    .flatmap(  # few sizes, to compile little
-        lambda k: st.lists(
-            st.integers(-5000, 5000).map(lambda i: i / 8), min_size=k, max_size=k
-        )
-    )
-    .filter(lambda values: len(set(values)) > 1)
-)
+@st.composite
+def spacings(draw):
+    size = draw(st.sampled_from([2, 5, 10]))  # few sizes, to compile little
+    eighths = st.lists(st.integers(-5000, 5000), min_size=size, max_size=size)
+    return [i / 8 for i in draw(eighths.filter(lambda values: len(set(values)) > 1))]
 
 
 @SETTINGS
-@given(spacings, st.integers(0, 2**31))
+@given(spacings(), st.integers(0, 2**31))
 def test_w1_of_any_target_and_any_spacing_is_scipys(values, seed):
     logits, _, target = draw(len(values), seed)
     assert_w1(values, logits, target)

@@ -1,0 +1,372 @@
+"""Entropic optimal transport against linear programs and a float64 twin."""
+
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+
+from ntl_jax import NumberVocab, distances, ntl_optimal_transport, ntl_was, ntl_was_cdf
+from ntl_jax.losses.optimal_transport import entropic_cost
+
+DIGITS = NumberVocab.from_mapping(
+    {str(i): i for i in range(5)} | {"a": 5}, vocab_size=6
+)
+EUCLIDEAN = distances.euclidean(DIGITS)
+
+
+def draw(seed, positions=8, numbers=5):
+    """Predictions, targets with zeros among them, and a cost without any symmetry."""
+    rng = np.random.default_rng(seed)
+    q = rng.dirichlet(np.full(numbers, 0.7), size=positions).astype(np.float32)
+    t = rng.dirichlet(np.full(numbers, 0.7), size=positions).astype(np.float32)
+    t[0] = np.arange(numbers) == 2
+    q[1] = np.arange(numbers) == 3
+    t[2] = np.where(np.arange(numbers) < 2, 0.5, 0)
+    cost = rng.uniform(0, 4, size=(numbers, numbers)).astype(np.float32)
+    return q, t, cost
+
+
+def programs(q, t, cost):
+    """The exact cost of each position."""
+    pairs = zip(q.astype(np.float64), t.astype(np.float64), strict=True)
+    return np.array([linear_program(*pair, cost) for pair in pairs])
+
+
+def linear_program(q, t, cost):
+    """min <P, C> over couplings with row sums t and column sums q."""
+    numbers = len(q)
+    rows = np.kron(np.eye(numbers), np.ones(numbers))
+    columns = np.kron(np.ones(numbers), np.eye(numbers))
+    marginals = np.concatenate([t / t.sum(), q / q.sum()])[:-1]
+    constraints = np.concatenate([rows, columns])[:-1]
+    solved = scipy.optimize.linprog(
+        cost.ravel(), A_eq=constraints, b_eq=marginals, method="highs"
+    )
+    assert solved.success
+    return solved.fun
+
+
+def entropy(p):
+    return -np.sum(np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0), axis=-1)
+
+
+solve = jax.jit(partial(entropic_cost, iterations=4000))
+
+
+def gap(q, t, cost, blur):
+    """How far OT is above the exact cost, for each position."""
+    value = solve(*map(jnp.asarray, (q, t, cost)), jnp.float32(blur))
+    return np.asarray(value) - programs(q, t, cost)
+
+
+def assert_near_the_program(above, q, t, blur):
+    bound = blur * np.minimum(entropy(q), entropy(t))
+    assert (above <= bound + 1e-5).all() and (above >= -1e-5).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_as_the_blur_falls_the_linear_program_is_approached(seed):
+    q, t, cost = draw(seed)
+    gaps = {blur: gap(q, t, cost, blur) for blur in (1.0, 0.3, 0.1, 0.03)}
+    for blur, above in gaps.items():
+        assert_near_the_program(above, q, t, blur)
+    largest = [above.max() for above in gaps.values()]
+    assert largest == sorted(largest, reverse=True)
+    assert largest[-1] < 0.03 * np.log(5) and largest[0] > 0.1
+
+
+def test_a_wrong_coupling_is_seen():
+    q, t, cost = draw(0)
+    for wrong in ((q, t, cost.T.copy()), (t, q, cost)):
+        above = gap(*wrong, 0.1) + programs(*wrong) - programs(q, t, cost)
+        with pytest.raises(AssertionError):
+            assert_near_the_program(above, q, t, 0.1)
+
+
+def twin(z, s, cost, blur):
+    """OT of softmax z to softmax s in float64: scalings, and the primal objective."""
+    q, t = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in (z, s))
+    kernel = np.exp(-cost / blur)  # [y, k]
+    over_q = np.ones_like(q)
+    for _ in range(3000):
+        over_t = 1 / ((over_q * q) @ kernel.T)
+        over_q = 1 / ((over_t * t) @ kernel)
+    coupling = (over_t * t)[..., :, None] * kernel * (over_q * q)[..., None, :]
+    density = coupling / (t[..., :, None] * q[..., None, :])
+    return np.sum(coupling * (cost + blur * np.log(density)), axis=(-2, -1))
+
+
+def slope(f, x, step=1e-4):
+    """The central differences of f, a scalar, by every entry of x."""
+    x = np.asarray(x, np.float64)
+    grad = np.zeros_like(x)
+    for index in np.ndindex(x.shape):
+        move = np.zeros_like(x)
+        move[index] = step
+        grad[index] = (f(x + move) - f(x - move)) / (2 * step)
+    return grad
+
+
+def test_values_and_every_gradient_against_float64():
+    rng = np.random.default_rng(0)
+    z, s = rng.normal(size=(2, 2, 4)).astype(np.float32) * 1.5
+    cost = rng.uniform(0, 2, size=(4, 4)).astype(np.float32)
+    given = (z, s, cost, np.float32(0.25))
+
+    @jax.jit
+    def ours(z, s, cost, blur):
+        def total(z, s, cost, blur):
+            q, t = jax.nn.softmax(z), jax.nn.softmax(s)
+            return jnp.sum(entropic_cost(q, t, cost, blur, 400))
+
+        return jax.value_and_grad(total, argnums=(0, 1, 2, 3))(z, s, cost, blur)
+
+    def theirs(i, x):
+        exact = [np.asarray(a, np.float64) for a in given]
+        exact[i] = x
+        return twin(*exact).sum()
+
+    slopes = tuple(slope(lambda x, i=i: theirs(i, x), a) for i, a in enumerate(given))
+    expected = (theirs(0, given[0].astype(np.float64)), slopes)
+    actual = ours(*map(jnp.asarray, given))
+    chex.assert_trees_all_close(actual, expected, rtol=1e-4, atol=1e-5)
+    wrong = ours(*map(jnp.asarray, (z * 1.01, s, cost, given[3])))
+    for one, other in zip(
+        jax.tree.leaves(wrong), jax.tree.leaves(expected), strict=True
+    ):
+        with pytest.raises(AssertionError):
+            chex.assert_trees_all_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def losses_of(logits, labels, target, weights, vocab, cost, epsilon):
+    """The loss in its forms, summed over positions: f32[4]."""
+    options = {"target": target, "weights": weights, "reduction": "sum"}
+    options |= {"cost": cost, "epsilon": epsilon, "iterations": 100}
+    forms = [{}, {"debias": True}, {"reweigh": True}, {"support": "full"}]
+    return jnp.stack(
+        [ntl_optimal_transport(logits, labels, vocab, **options, **f) for f in forms]
+    )
+
+
+compiled = jax.jit(losses_of)
+slopes = jax.jit(jax.jacrev(losses_of))
+COUNTED = np.array([True, False, False, True, False, True])
+
+
+def a_batch(seed=8):
+    """Logits [6, 6], labels with text and an ignored one, targets, weights, options."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(6, 6)).astype(np.float32) * 2
+    labels = np.array([4, 5, -100, 0, 2, 1], np.int32)
+    target = rng.dirichlet(np.ones(5), size=6).astype(np.float32)
+    weights = np.array([1.0, 2.0, 3.0, 0.5, 0.0, 2.0], np.float32)
+    arrays = tuple(map(jnp.asarray, (logits, labels, target, weights)))
+    return (*arrays, DIGITS, EUCLIDEAN, jnp.float32(0.05))
+
+
+def both(*batch):
+    return compiled(*batch), slopes(*batch)
+
+
+def test_a_label_alone_costs_its_row():
+    logits, labels, _, weights, *_ = a_batch()
+    cost = jnp.asarray(draw(4)[2])
+    target = jax.nn.one_hot(labels, 5)
+
+    @jax.jit
+    def transport(z):
+        return ntl_optimal_transport(z, labels, DIGITS, target=target, cost=cost)
+
+    def row(z):
+        return ntl_was(z, labels, DIGITS, distance=cost)
+
+    for of in (lambda f: f(logits), lambda f: jax.grad(lambda z: f(z).sum())(logits)):
+        np.testing.assert_allclose(of(transport), of(row), rtol=1e-5, atol=1e-6)
+    options = {"target": target, "cost": cost, "weights": weights, "reduction": "mean"}
+    mean = ntl_optimal_transport(logits, labels, DIGITS, **options)
+    expected = ntl_was(
+        logits, labels, DIGITS, distance=cost, weights=weights, reduction="mean"
+    )
+    np.testing.assert_allclose(mean, expected, rtol=1e-5)
+
+
+def test_the_default_cost_is_that_of_w1():
+    logits, labels, target, *_ = a_batch()
+    options = {"target": target, "epsilon": 0.003, "iterations": 2000}
+    blurred = ntl_optimal_transport(logits, labels, DIGITS, **options)
+    exact = ntl_was_cdf(logits, labels, DIGITS, target=target)
+    above = np.asarray(blurred - exact)[np.asarray(labels)[:] < 5]
+    assert (above > -1e-4).all() and (above < 0.003 * 4 * np.log(5)).all()
+
+
+def test_full_support_is_the_mass_times_the_cost():
+    logits, labels, target, _, vocab, cost, epsilon = a_batch()
+    ones = jnp.array([1.0, 0, 0, 0, 0, 0])
+    plain, _, _, full = compiled(logits, labels, target, ones, vocab, cost, epsilon)
+    np.testing.assert_allclose(full, plain * jax.nn.softmax(logits[0])[:5].sum(), 1e-5)
+
+
+def test_the_divergence_is_zero_at_the_target_and_positive_elsewhere():
+    _, labels, target, weights, *rest = a_batch()
+    at_target = jnp.pad(jnp.log(target), ((0, 0), (0, 1)))
+    values, gradient = both(at_target, labels, target, weights, *rest)
+    assert abs(values[1]) < 1e-4 and jnp.abs(gradient[1]).max() < 1e-4
+    assert values[0] > 0.05 and jnp.abs(gradient[0]).max() > 1e-2  # what it mends
+    for seed in range(5):
+        moved = at_target + jax.random.normal(jax.random.key(seed), at_target.shape)
+        assert compiled(moved, labels, target, weights, *rest)[1] > 1e-3
+
+
+def test_descending_the_divergence_reaches_the_target():
+    _, labels, target, *_ = a_batch()
+
+    @jax.jit
+    def descend(z):
+        def step(_, z):
+            grad = jax.grad(
+                lambda z: ntl_optimal_transport(
+                    z,
+                    labels,
+                    DIGITS,
+                    target=target,
+                    reduction="sum",
+                    epsilon=0.2,
+                    iterations=20,
+                    debias=True,
+                )
+            )(z)
+            return z - 2.0 * grad
+
+        return jax.lax.fori_loop(0, 400, step, z)
+
+    reached = jax.nn.softmax(descend(jnp.zeros((6, 6)))[:, :5])
+    rows = np.asarray((labels >= 0) & (labels < 5))
+    np.testing.assert_allclose(reached[rows], target[rows], atol=0.02)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_positions_that_count_nothing_may_hold_anything(poison):
+    logits, labels, target, *rest = a_batch()
+    clean = both(logits, labels, target, *rest)
+    logits = jnp.where(COUNTED[:, None], logits, poison)
+    target = jnp.where(COUNTED[:, None], target, poison)
+    dirty = both(logits, labels, target, *rest)
+    chex.assert_trees_all_equal(dirty, clean)
+    assert not dirty[1][:, ~COUNTED].any() and dirty[1][:, COUNTED].any((1, 2)).all()
+
+
+@pytest.mark.parametrize("size", [1e4, 1e30, -1e30, np.inf])
+def test_extreme_logits_and_bare_targets_stay_finite(size):
+    logits, labels, target, _, *rest = a_batch()
+    if np.isinf(size):
+        logits = jnp.where(logits > 0, -jnp.inf, logits).at[0].set(-jnp.inf)
+    else:
+        logits = jnp.where(logits > 1, size, logits)
+    target = jnp.where(target > 0.3, target, 0.0).at[3].set(0.0)
+    values, gradient = both(logits, labels, target, jnp.ones(6), *rest)
+    chex.assert_tree_all_finite((values, gradient))
+    assert not gradient[:, 3].any()  # a row of zeros asks for nothing
+
+
+def test_no_cost_at_all_and_a_single_number():
+    logits, labels, target, weights, vocab, cost, epsilon = a_batch()
+    values, gradient = both(
+        logits, labels, target, weights, vocab, jnp.zeros_like(cost), epsilon
+    )
+    np.testing.assert_allclose(values, 0, atol=1e-5)
+    np.testing.assert_allclose(gradient, 0, atol=1e-5)
+    one = NumberVocab.from_mapping({"7": 0, "a": 1}, vocab_size=2)
+    loss = ntl_optimal_transport(
+        jnp.zeros((1, 2)), jnp.array([0]), one, target=jnp.ones((1, 1))
+    )
+    np.testing.assert_allclose(loss, 0, atol=1e-6)
+
+
+def test_bfloat16_logits_are_worth_their_float32_copies():
+    logits, labels, target, *rest = a_batch()
+    half = logits.astype(jnp.bfloat16)
+    values, gradient = both(half, labels, target, *rest)
+    full, full_gradient = both(half.astype(jnp.float32), labels, target, *rest)
+    assert values.dtype == jnp.float32 and gradient.dtype == jnp.bfloat16
+    np.testing.assert_allclose(values, full, rtol=1e-5)
+    chex.assert_trees_all_close(
+        gradient.astype(jnp.float32), full_gradient, rtol=2**-8, atol=1e-5
+    )
+
+
+def test_the_order_of_the_vocabulary_and_a_constant_are_of_no_matter():
+    logits, labels, target, weights, vocab, _, epsilon = a_batch()
+    cost = jnp.asarray(draw(5)[2])
+    cost = cost + cost.T
+    places = np.random.default_rng(0).permutation(6)  # token i moves to places[i]
+    names = [*map(str, range(5)), "a"]
+    moved = NumberVocab.from_mapping(
+        {name: int(places[i]) for i, name in enumerate(names)}, vocab_size=6
+    )
+    columns = jnp.zeros_like(logits).at[:, places].set(logits) + 4.0
+    digits = moved.values.astype(int)
+    new_labels = jnp.where(labels == -100, -100, jnp.asarray(places, jnp.int32)[labels])
+    there = compiled(
+        columns,
+        new_labels,
+        target[:, digits],
+        weights,
+        moved,
+        cost[np.ix_(digits, digits)],
+        epsilon,
+    )
+    here = compiled(logits, labels, target, weights, vocab, cost, epsilon)
+    np.testing.assert_allclose(there, here, rtol=1e-4, atol=1e-5)
+
+
+def test_sweeps_slices_and_shapes():
+    chex.clear_trace_counter()
+    logits, labels, target, weights, vocab, cost, epsilon = a_batch()
+    whole = compiled(logits, labels, target, weights, vocab, cost, epsilon)
+    rows = np.flatnonzero(COUNTED)
+    kept = (x[rows] for x in (logits, labels, target, weights))
+    np.testing.assert_allclose(compiled(*kept, vocab, cost, epsilon), whole, rtol=1e-5)
+    folded = (x.reshape(3, 2, *x.shape[1:]) for x in (logits, labels, target, weights))
+    np.testing.assert_allclose(
+        compiled(*folded, vocab, cost, epsilon), whole, rtol=1e-5
+    )
+
+    @jax.jit
+    @chex.assert_max_traces(n=1)
+    def sweep(labels, costs, epsilons):
+        return jax.vmap(losses_of, in_axes=(None, None, None, None, None, 0, 0))(
+            logits, labels, target, weights, vocab, costs, epsilons
+        )
+
+    costs = jnp.stack([cost, 2 * cost])
+    swept = sweep(labels, costs, jnp.array([0.05, 0.2]))
+    assert not sweep(jnp.full_like(labels, 5), costs, jnp.ones(2)).any()
+    alone = compiled(logits, labels, target, weights, vocab, costs[1], jnp.float32(0.2))
+    np.testing.assert_allclose(swept, jnp.stack([whole, alone]), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"epsilon": 0.0}, ValueError, "epsilon .*not 0.0"),
+        ({"iterations": 0}, ValueError, "iterations .*not 0"),
+        ({"cost": jnp.ones((4, 5))}, ValueError, r"\(4, 5\).*\(5, 5\)"),
+        ({"cost": -jnp.ones((5, 5))}, ValueError, "25 of the costs are negative"),
+        ({"target": jnp.ones((6, 4))}, ValueError, r"\(6, 4\).*\(6, 5\)"),
+        ({"target": jnp.ones((6, 5), jnp.int32)}, TypeError, "not int32"),
+        (
+            {"cost": jnp.zeros((5, 5)).at[1, 2].set(3.0), "debias": True},
+            ValueError,
+            r"\[1, 2\] costs 3 and \[2, 1\] 0",
+        ),
+        ({"support": "half"}, ValueError, "'half'"),
+    ],
+)
+def test_impossible_options_are_refused(options, error, message, unhooked):
+    logits, labels, target, *_ = a_batch()
+    with pytest.raises(error, match=message):
+        ntl_optimal_transport(logits, labels, DIGITS, **({"target": target} | options))
