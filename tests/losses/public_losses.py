@@ -14,6 +14,7 @@ from ntl_jax.losses import (
     distances,
     dot_product,
     gaussian,
+    number_level_loss,
     optimal_transport,
     rivals,
     wasserstein,
@@ -35,14 +36,16 @@ class Loss:
     Attributes:
         call: (logits, labels, vocab, *, weights, reduction, ignore_index) -> loss.
         counts: the labels at which it may be other than 0. "all" that are not ignored,
-            "numbers", or "rows" for a loss that puts what it says of several positions
-            at one of them, so that a weight is not that of the logits at its place.
+            "numbers", or "rows" for a loss that says something of several positions at
+            once, whose weights are not those of the logits at their places.
+        by_row: whether it is one number a row, and not one a position.
         shifts: whether a constant on all logits changes it.
         differs: whether its gradient is not that of its value, on purpose.
     """
 
     call: Callable[..., jax.Array]
     counts: str = "numbers"
+    by_row: bool = False
     shifts: bool = False
     differs: bool = False
 
@@ -118,8 +121,17 @@ LOSSES = {
     "gaussian_cross_entropy doubled": Loss(
         partial(gaussian.gaussian_cross_entropy, sigma=2.0, form="doubled"), "all"
     ),
+    "number_level_loss": Loss(number_level_loss, "rows"),
+    "number_level_loss log": Loss(partial(number_level_loss, log_space=True), "rows"),
+    "number_level_loss ntloss": Loss(
+        partial(number_level_loss, mode="ntloss", float_level=True, reweigh=True),
+        "rows",
+    ),
+    "digit_entropy": Loss(rivals.digit_entropy, shifts=True),
     "dist2": Loss(rivals.dist2),
     "dist2 full": Loss(partial(rivals.dist2, tau=4.0, support="full")),
+    "ntil": Loss(rivals.ntil, "rows", by_row=True, differs=True),
+    "ntil expected": Loss(partial(rivals.ntil, digits="expected"), "rows", by_row=True),
     "smmd": Loss(rivals.smmd),
     "raft": Loss(rivals.raft),
 }
