@@ -7,6 +7,7 @@ four matrix products in all where the dense path has three.
 """
 
 from functools import partial
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -90,10 +91,11 @@ def stats_from_hidden(
     )
     check_head(hidden, kernel, labels, bias, vocab)
     kernel, bias = tiles.vary_like((kernel, bias), hidden)
-    if hidden.ndim == 1:  # a single position
-        stats = _fused_stats(head, hidden[None], kernel, bias, labels[None])
-        return NumberStats(*(x[0] for x in stats))
-    return _fused_stats(head, hidden, kernel, bias, labels)
+    single = hidden.ndim == 1
+    if single:
+        hidden, labels = hidden[None], labels[None]
+    stats = cast(NumberStats, _fused_stats(head, hidden, kernel, bias, labels))
+    return NumberStats(*(x[0] for x in stats)) if single else stats
 
 
 def make_head(

@@ -1,6 +1,7 @@
 """An Objective straight from hidden states, its gradient made on the way forward."""
 
 from functools import partial
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -86,9 +87,10 @@ def objective_from_hidden(
     objective, kernel, bias, weights, counts = tiles.vary_like(
         (objective, kernel, bias, weights, counts), hidden
     )
-    total, terms = _fused_total(
+    result = _fused_total(
         head, objective, hidden, kernel, bias, labels, weights, counts
     )
+    total, terms = cast(tuple[Array, dict[str, Term]], result)
     return total, jax.lax.stop_gradient(terms)
 
 

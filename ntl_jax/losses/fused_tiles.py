@@ -176,8 +176,9 @@ def over_tokens(
     a: Float[Array, "*B I"], b: Float[Array, "*B J"]
 ) -> Float32[Array, "I J"]:
     """sum_n a[n, i] b[n, j] over all tokens n."""
-    tokens = tuple(range(a.ndim - 1))
-    return product(a, b, (tokens, tokens))
+    # Flat, because XLA for CPUs refuses some bfloat16 products over two axes.
+    a, b = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
+    return product(a, b, ((0,), (0,)))
 
 
 def hidden_gradient(

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxprs_in_params
 
 from ntl_jax import NumberVocab
 from ntl_jax.losses import NumberStats, stats_from_logits
@@ -87,3 +88,45 @@ def dense_stats(head, labels, *, vocab=VOCAB, ignore_index=-100, **options):
 def random_cotangent(stats: NumberStats, seed: int = 1) -> NumberStats:
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), "f4"), stats)
+
+
+def assert_close(actual, expected, tolerance: float = 1e-5) -> None:
+    """Every array within a tolerance of the largest entry of the expected one."""
+
+    def check(path, a, b):
+        where = jax.tree_util.keystr(path)
+        assert (a.shape, a.dtype) == (b.shape, b.dtype), where
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        room = tolerance * np.max(np.abs(b), initial=1e-30)
+        gap = np.max(np.abs(a - b), initial=0.0)
+        assert gap <= room, f"{where}: {gap} apart, more than {room}"
+
+    jax.tree_util.tree_map_with_path(check, actual, expected)
+
+
+def avals(jaxpr):
+    """(name of primitive, its inputs' shapes, its outputs' shapes), loops included."""
+    for eqn in jaxpr.eqns:
+        shapes = [
+            [getattr(v.aval, "shape", ()) for v in side]
+            for side in (eqn.invars, eqn.outvars)
+        ]
+        yield eqn.primitive.name, *shapes
+        for inner in jaxprs_in_params(eqn.params):
+            yield from avals(inner)
+
+
+def wide_matmuls(fn, *args, columns: int) -> int:
+    """How many matrix products with all columns a function runs for one tile."""
+    closed = jax.make_jaxpr(fn)(*args)
+    return sum(
+        name == "dot_general" and any(columns in shape for shape in (*ins, *outs))
+        for name, ins, outs in avals(closed.jaxpr)
+    )
+
+
+def largest_array(fn, *args) -> int:
+    """The number of entries of the largest array that a function makes."""
+    closed = jax.make_jaxpr(fn)(*args)
+    made = (out for _, _, outs in avals(closed.jaxpr) for out in outs)
+    return max(int(np.prod(shape)) for shape in made)
