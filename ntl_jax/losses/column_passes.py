@@ -47,13 +47,12 @@ def read_pass(
         ColumnSums over [*B].
     """
     ids, first = _token_ids(vocab), _first_column(axis_name, logits)
+    triton = partial(_triton, vocab_size, vocab, _padded(axis_name, vocab_size, logits))
     sums = _choose(
         axis_name,
         lambda *args: columns.read_columns(*args, ids, first, vocab_size=vocab_size),
-        lambda *args: _triton(vocab_size, vocab).read(*args, ids, first),
-        lambda *args: partitioned_read(
-            _triton(vocab_size, vocab).read, *args, jnp.asarray(ids)
-        ),
+        lambda *args: triton().read(*args, ids, first),
+        lambda *args: partitioned_read(triton().read, *args, jnp.asarray(ids)),
         logits,
         labels,
     )
@@ -88,14 +87,15 @@ def write_pass(
     """
     first = _first_column(axis_name, logits)
     number_of_column = _numbers_of_columns(axis_name, vocab, logits)
+    triton = partial(_triton, vocab_size, vocab, _padded(axis_name, vocab_size, logits))
     return _choose(
         axis_name,
         lambda *args: columns.write_columns(
             *args, number_of_column, first, vocab_size=vocab_size
         ),
-        lambda *args: _triton(vocab_size, vocab).write(*args, number_of_column, first),
+        lambda *args: triton().write(*args, number_of_column, first),
         lambda *args: partitioned_write(
-            _triton(vocab_size, vocab).write, *args, jnp.asarray(number_of_column)
+            triton().write, *args, jnp.asarray(number_of_column)
         ),
         logits,
         labels,
@@ -129,6 +129,11 @@ def _first_column(axis_name: AxisName, logits: Array) -> columns.FirstColumn:
     return jax.lax.axis_index(axis_name) * logits.shape[-1]
 
 
+def _padded(axis_name: AxisName, vocab_size: int, logits: Array) -> bool:
+    shards = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+    return logits.shape[-1] * shards > vocab_size
+
+
 def _token_ids(vocab: NumberVocab | None) -> np.ndarray:
     return np.zeros(0, np.int32) if vocab is None else vocab.token_ids
 
@@ -145,12 +150,17 @@ def _numbers_of_columns(axis_name: AxisName, vocab: NumberVocab | None, logits: 
 
 
 @lru_cache(maxsize=256)
-def _triton(vocab_size: int, vocab: NumberVocab | None) -> _Programs:
+def _triton(vocab_size: int, vocab: NumberVocab | None, padded: bool) -> _Programs:
     from ntl_jax.losses import columns_triton
 
     ids = _token_ids(vocab)
     span = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
     return _Programs(
         partial(columns_triton.read_columns, vocab_size=vocab_size),
-        partial(columns_triton.write_columns, vocab_size=vocab_size, span=span),
+        partial(
+            columns_triton.write_columns,
+            vocab_size=vocab_size,
+            span=span,
+            padded=padded,
+        ),
     )

@@ -21,10 +21,10 @@ from ntl_jax.losses.columns import (
     Ids,
 )
 
-# The fastest of those tried on an H100 (block 1024 to 16384, 2 to 16 warps), over
+# The fastest of those tried on an H100 (block 1024 to 16384, 1 to 16 warps), over
 # 32128, 50257 and 128256 columns of bfloat16 and float32.
 BLOCK = 2048
-_READ_WARPS = 2
+_READ_WARPS = 1
 _WRITE_WARPS = 4
 _LARGEST = 2**31  # the kernels count elements in int32
 
@@ -88,26 +88,26 @@ def _read_kernel(
     """One position: a running maximum, and sums that follow it."""
     token = pl.program_id(0)
     first = first_ref[0]
-    real = jnp.minimum(columns, vocab_size - first)
+    real = jnp.clip(vocab_size - first, 0, columns)
 
-    def step(i, carry):
+    def add(carry, i, here):
         top, exp_sum, logit_sum = carry
-        column = i * BLOCK + jnp.arange(BLOCK)
-        here = column < real
-        z = plgpu.load(z_ref.at[token, pl.ds(i * BLOCK, BLOCK)], mask=here, other=0)
+        z = _load(z_ref.at[token, pl.ds(i * BLOCK, BLOCK)], here)
         z = jnp.maximum(z.astype(jnp.float32), MASKED_LOGIT)
-        logit_sum += jnp.sum(jnp.where(here, z, 0.0))
-        z = jnp.where(here, z, MASKED_LOGIT)
+        logit_sum += jnp.sum(z)
+        if here is not None:
+            z = jnp.where(here, z, MASKED_LOGIT)
         higher = jnp.maximum(top, jnp.max(z))
-        exp_sum = exp_sum * jnp.exp(top - higher)
-        # Padding would count where every logit is MASKED_LOGIT, as it does in XLA's
-        # read: the columns that this block only pretends to have do not.
-        e = jnp.where(column < columns, jnp.exp(z - higher), 0.0)
-        return higher, exp_sum + jnp.sum(e), logit_sum
+        e = jnp.exp(z - higher)
+        if here is not None:
+            e = jnp.where(here, e, 0.0)
+        return higher, exp_sum * jnp.exp(top - higher) + jnp.sum(e), logit_sum
 
     start = (jnp.float32(MASKED_LOGIT), jnp.float32(0), jnp.float32(0))
-    blocks = pl.cdiv(columns, BLOCK)
-    top, exp_sum, logit_sum = jax.lax.fori_loop(0, blocks, step, start)
+    whole = real // BLOCK  # blocks that need no mask, which is half of the arithmetic
+    sums = jax.lax.fori_loop(0, whole, lambda i, c: add(c, i, None), start)
+    rest = whole * BLOCK + jnp.arange(BLOCK) < real
+    top, exp_sum, logit_sum = add(sums, whole, rest)
     top_ref[token] = top
     exp_sum_ref[token] = exp_sum
     logit_sum_ref[token] = logit_sum
@@ -134,13 +134,21 @@ def write_columns(
     *,
     vocab_size: int,
     span: tuple[int, int],
+    padded: bool,
     interpret: bool = False,
 ) -> Float[Array, "*B C"]:
-    """As `ntl_jax.losses.columns.write_columns`; span is the least and largest id."""
+    """As `ntl_jax.losses.columns.write_columns`.
+
+    Further args:
+        span: the least and the largest number token.
+        padded: whether any column may be padding.
+    """
     columns = logits.shape[-1]
     tokens = logits.size // columns
     numbers = cotangents.number_logits.shape[-1]
-    scalars = (labels, top, log_sum, *cotangents[:3])
+    silent = cotangents.lse == 0  # at NaN too
+    scale = jnp.where(silent, 0.0, cotangents.lse * jnp.exp(-log_sum))
+    scalars = (labels, top, scale, *cotangents[1:3])
     gradient = pl.pallas_call(
         partial(
             _write_kernel,
@@ -149,6 +157,7 @@ def write_columns(
             vocab_size=vocab_size,
             numbers=numbers,
             span=span,
+            padded=padded,
         ),
         grid=(pl.cdiv(tokens * columns, BLOCK),),
         out_shape=_like(logits, (tokens * columns,), logits.dtype),
@@ -172,8 +181,7 @@ def _write_kernel(
     d_number_ref,
     label_ref,
     top_ref,
-    log_sum_ref,
-    d_lse_ref,
+    scale_ref,
     d_label_ref,
     d_sum_ref,
     grad_ref,
@@ -183,42 +191,64 @@ def _write_kernel(
     vocab_size: int,
     numbers: int,
     span: tuple[int, int],
+    padded: bool,
 ):
-    """One aligned stretch of the flat logits, which holds columns of two positions."""
+    """One aligned stretch of the flat logits: columns of one position, or of two."""
     start = pl.multiple_of(pl.program_id(0) * BLOCK, BLOCK)
     token = start // columns
-    after = jnp.minimum(token + 1, tokens - 1)
     first = first_ref[0]
     flat = start + jnp.arange(BLOCK)
-    inside = flat < tokens * columns
-    is_after = flat >= (token + 1) * columns
-    column = first + flat - jnp.where(is_after, token + 1, token) * columns
 
-    def of_token(ref):
-        return jnp.where(is_after, ref[after], ref[token])
+    def write(of_token, row, mask):
+        raw = _load(z_ref.at[pl.ds(start, BLOCK)], mask)
+        raw = raw.astype(jnp.float32)
+        scale = of_token(scale_ref)
+        # Not scale * exp alone: where the logits hold NaN or inf, 0 * exp is NaN.
+        grad = jnp.where(scale == 0, 0.0, scale * jnp.exp(raw - of_token(top_ref)))
+        grad += of_token(d_sum_ref)
+        label = row * columns + of_token(label_ref) - first
+        inside = (label >= row * columns) & (label < (row + 1) * columns)
+        label = jnp.where(inside, label, -1)
+        grad += jnp.where(flat == label, of_token(d_label_ref), 0.0)
+        if numbers:
+            grad += of_numbers(row, mask)
+        grad = jnp.where(raw <= MASKED_LOGIT, 0.0, grad)
+        if padded:
+            grad = jnp.where(flat - row * columns >= vocab_size - first, 0.0, grad)
+        grad = grad.astype(grad_ref.dtype)
+        plgpu.store(grad_ref.at[pl.ds(start, BLOCK)], grad, mask=mask)
 
-    def of_numbers():
-        source = plgpu.load(source_ref.at[column - first], mask=inside, other=numbers)
-        at = jnp.where(is_after, after, token) * numbers + source
-        return plgpu.load(d_number_ref.at[at], mask=source < numbers, other=0.0)
+    def of_numbers(row, mask):
+        """The numbers' part: two loads an element, which most stretches can skip."""
 
-    raw = plgpu.load(z_ref.at[pl.ds(start, BLOCK)], mask=inside, other=0)
-    raw = raw.astype(jnp.float32)
-    z = jnp.maximum(raw, MASKED_LOGIT)
-    d_lse = of_token(d_lse_ref)
-    p = jnp.exp(z - of_token(top_ref) - of_token(log_sum_ref))
-    grad = jnp.where(d_lse == 0, 0.0, d_lse * p) + of_token(d_sum_ref)
-    grad += jnp.where(column == of_token(label_ref), of_token(d_label_ref), 0.0)
-    if numbers:
-        # Most stretches hold no number: they skip two loads an element.
+        def load():
+            source = source_ref.at[flat - row * columns]
+            source = _load(source, mask, other=numbers)
+            d_number = d_number_ref.at[row * numbers + source]
+            return plgpu.load(d_number, mask=source < numbers, other=0.0)
+
         low = first + start - token * columns
         high = low + BLOCK - 1
         some = ((low <= span[1]) & (high >= span[0])) | (high - columns >= span[0])
-        zero = partial(jnp.zeros, BLOCK, jnp.float32)
-        grad += jax.lax.cond(some, of_numbers, zero)
-    fixed = (column >= vocab_size) | (raw <= MASKED_LOGIT)
-    grad = jnp.where(fixed, 0.0, grad).astype(grad_ref.dtype)
-    plgpu.store(grad_ref.at[pl.ds(start, BLOCK)], grad, mask=inside)
+        return jax.lax.cond(some, load, partial(jnp.zeros, BLOCK, jnp.float32))
+
+    one = start + BLOCK <= (token + 1) * columns
+
+    @pl.when(one)
+    def _():
+        write(lambda ref: ref[token], token, None)
+
+    @pl.when(jnp.logical_not(one))
+    def _():
+        after = jnp.minimum(token + 1, tokens - 1)
+        is_after = flat >= (token + 1) * columns
+        row = jnp.where(is_after, after, token)
+        mask = flat < tokens * columns
+        write(lambda ref: jnp.where(is_after, ref[after], ref[token]), row, mask)
+
+
+def _load(ref, mask, other=0):
+    return plgpu.load(ref, mask=mask, other=None if mask is None else other)
 
 
 def _scalar(first_column: FirstColumn) -> Int32[Array, "1"]:

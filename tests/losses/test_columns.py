@@ -56,7 +56,9 @@ class Interpreted:
         numbers = np.flatnonzero(np.asarray(args[5]) < args[4].number_logits.shape[-1])
         span = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
         span = span if isinstance(args[6], int) else (0, 2**20)
-        return columns_triton.write_columns(*args, span=span, interpret=True, **options)
+        return columns_triton.write_columns(
+            *args, span=span, padded=True, interpret=True, **options
+        )
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +135,31 @@ def test_a_position_without_a_finite_logit(interpreted):
     for module in (columns, interpreted):
         sums, gradient = both_passes(module, logits, labels, cotangents, **options)
         assert (sums.top == MASKED_LOGIT).all()
-        np.testing.assert_allclose(sums.exp_sum, np.log(2050), rtol=1e-6)
+        np.testing.assert_allclose(sums.exp_sum, np.log(2050), rtol=1e-3)
         assert not gradient.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
+def test_the_kernels_are_translated_for_cuda(dtype):
+    batch = draw_batch(4, 5000, dtype)
+
+    def passes(logits, labels, cotangents):
+        sums = columns_triton.read_columns(logits, labels, IDS, 0, vocab_size=4990)
+        return columns_triton.write_columns(
+            logits,
+            labels,
+            sums.top,
+            jnp.log(sums.exp_sum),
+            cotangents,
+            columns.numbers_of_columns(5000, IDS),
+            0,
+            vocab_size=4990,
+            span=(0, 2060),
+            padded=True,
+        )
+
+    text = jax.jit(passes).trace(*batch).lower(lowering_platforms=("cuda",)).as_text()
+    assert "ntl_read_columns" in text and "ntl_write_columns" in text
 
 
 def test_what_the_kernels_take():
