@@ -198,11 +198,12 @@ def entropic_cost(
         f32[*B]. Its gradient is f for q, g for t, the coupling for the cost and the KL
         for the blur.
     """
-    costs = jnp.broadcast_to(cost, (*q.shape, q.shape[-1]))  # [*B, K, K]
-    fixed = jax.lax.stop_gradient((_log(q), _log(t), costs, blur))
+    fixed = jax.lax.stop_gradient((_log(q), _log(t), cost, blur))
     f, g = _potentials(*fixed, iterations)
     # The last term of the dual is 0 here, and brings the gradients of cost and blur.
-    slack = (f[..., None, :] + g[..., :, None] - costs) / blur
+    slack = (
+        f[..., None, :] + g[..., :, None] - _for_each(cost, q)
+    ) / blur  # [*B, K, K]
     coupling = jnp.exp(fixed[0][..., None, :] + fixed[1][..., :, None] + slack)
     excess = jnp.sum(coupling, axis=(-2, -1)) - 1
     return jnp.sum(q * f, axis=-1) + jnp.sum(t * g, axis=-1) - blur * excess
@@ -211,7 +212,7 @@ def entropic_cost(
 def _potentials(
     log_q: Float32[Array, "*B K"],
     log_t: Float32[Array, "*B K"],
-    costs: Float32[Array, "*B K K"],
+    cost: Float32[Array, "K K"],
     blur: Float32[Array, ""],
     iterations: int,
 ) -> tuple[Float32[Array, "*B K"], Float32[Array, "*B K"]]:
@@ -222,7 +223,8 @@ def _potentials(
     after the other, and half as far again as they should, which is several times
     faster than plain Sinkhorn; the last one is plain.
     """
-    widest = jnp.max(costs)
+    widest = jnp.max(cost)
+    costs = _for_each(cost, log_q)
 
     def best_g(f, e):
         return -e * logsumexp(log_q[..., None, :] + (f[..., None, :] - costs) / e, -1)
@@ -247,6 +249,11 @@ def _potentials(
     f, _ = jax.lax.fori_loop(iterations // 4, iterations - 1, beyond, near)
     g = best_g(f, blur)
     return best_f(g, blur), g
+
+
+def _for_each(cost: Float32[Array, "K K"], x: Float32[Array, "*B K"]) -> Array:
+    """The cost with an axis of size 1 for each leading axis of x."""
+    return jnp.expand_dims(cost, tuple(range(x.ndim - 1)))
 
 
 def _log(x: Float32[Array, "*B K"]) -> Float32[Array, "*B K"]:
