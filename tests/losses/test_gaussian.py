@@ -153,8 +153,8 @@ def test_ntl_to_the_same_soft_target(vocab, batch):
     logits, labels, weights = batch
 
     @jax.jit
-    def mixture(z):
-        target = gaussian_targets(labels, vocab, 1.3)
+    def mixture(z, sigma=1.3):
+        target = gaussian_targets(labels, vocab, sigma)
         common = {"weights": weights, "reduction": "mean"}
         gce = gaussian_cross_entropy(z, labels, vocab, sigma=1.3, **common)
         return gce + 0.3 * ntl_was_cdf(z, labels, vocab, target=target, **common)
@@ -180,6 +180,8 @@ def test_ntl_to_the_same_soft_target(vocab, batch):
     twins = expected(z), numeric_gradient(expected, z)
     for actual, exact in zip(ours, twins, strict=True):
         np.testing.assert_allclose(actual, exact, rtol=1e-5, atol=1e-5)
+    with pytest.raises(AssertionError):  # another target of NTL is seen
+        np.testing.assert_allclose(mixture(logits, 1.31), twins[0], rtol=1e-5)
 
 
 def test_text_has_no_target_and_counts_in_the_mean():

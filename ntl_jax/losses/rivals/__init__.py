@@ -1,7 +1,19 @@
 """Published losses that compete with the number token loss, from their formulas.
 
 All have the form of the other losses here, ``loss(logits, labels, vocab, ...)`` and
-``loss_from_stats``; each says what it is added to and with which weight.
+``loss_from_stats``. What they are called, and the weight that their authors give them
+beside a cross-entropy of weight 1:
+
+================ ======================================= ========================
+`digit_entropy`  DEL (arXiv 2605.20369)                  0.01 or 0.1; as run 1.28
+`dist2`          DIST2Loss (ICLR 2026)                   0.1
+`ntil`           NTIL (ACL 2025)                         0.3, by `ntil_total`
+`raft`           RAFT (ICLR 2025), TRACT (ACL 2025)      1, without CE on the score
+`smmd`           SMMD (ICML 2026)                        not known
+================ ======================================= ========================
+
+Gaussian cross-entropy, `ntl_jax.losses.gaussian_cross_entropy`, takes the place of
+cross-entropy.
 """
 
 from ntl_jax.losses.rivals.digit_entropy import digit_entropy as digit_entropy

@@ -96,9 +96,9 @@ def digit_entropy_from_stats(
     gradient, and logits must be scaled as the model's own softmax has them. Distance
     plays no part.
 
-    Its coefficient beside cross-entropy: the released scripts say 0.01 and 0.1, but
-    the former sums over the parts of a step, which makes it 1.28 times this mean.
-    Begin with 1.
+    Its weight beside cross-entropy: the released scripts say 0.01 and 0.1. In the one
+    that says 0.01, 32 micro-batches on each of 4 devices add up what is averaged here,
+    so that it trained with 1.28 times this mean. Begin with 1.
 
     Args:
         stats: NumberStats over [*B, T].

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ntl_jax import NumberVocab
 from ntl_jax.losses.rivals import digit_entropy
@@ -170,7 +172,19 @@ def test_values_and_gradients_in_float64(compat, rows):
         assert_equals_twin(loss, partial(twin, DIGITS, not compat), rows, DIGITS)
 
 
-def test_edges(vocab, rows):
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.integers(0, 2**31), st.booleans())
+def test_place_weights_of_any_rows(seed, compat):
+    rng = np.random.default_rng(seed)
+    kinds = np.array([*range(10), POINT, POINT, POINT, TEXT, -100, -100])
+    labels = rng.choice(kinds, size=(len(WEIGHTS), 5)).astype(np.int32)
+    logits = jnp.zeros((*labels.shape, 12))
+    values = quick(logits, jnp.asarray(labels), DIGITS, paper_compat=compat)
+    expected = place_weights(labels, DIGITS, compat)
+    np.testing.assert_allclose(values * 10 / np.log(2), expected, rtol=1e-5)
+
+
+def test_edges(rows):
     _, labels, weights = rows
     counted = (labels >= 0) & (labels < 10) & (weights != 0)
     check_edges(digit_entropy, DIGITS, rows, counted)
