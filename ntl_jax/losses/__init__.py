@@ -28,6 +28,8 @@ shifts first, with `shift_labels`.
 
 To combine several at the cost of one softmax, read `NumberStats` off the logits once
 and give them to an `Objective`.
+
+Losses that compete with these, from other papers, are in `ntl_jax.losses.rivals`.
 """
 
 from ntl_jax.losses import distances as distances
