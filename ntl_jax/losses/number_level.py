@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.digit_tokens import check_digits, negative_power_of_ten
 from ntl_jax.losses.dot_product import expected_value
+from ntl_jax.losses.magnitude import magnitude
 from ntl_jax.losses.number_softmax import finish, number_probabilities
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import NumberTargets, number_targets, token_weights
@@ -214,13 +215,15 @@ def _decimal(
     if agreement is not None:  # X becomes agreement * X, with Y's sign taken off both
         error = agreement * error - (1.0 - agreement) * truth
     if not log_space:
-        return jnp.abs(error) / (truth + 1.0)
+        return magnitude(error) / (truth + 1.0)
     # A number that begins with its point has tenths for a leading place.
     one = jnp.where(spans.leads, 10.0, negative_power_of_ten(spans.place))
     guess = error + truth
     log_guess, log_truth = jnp.log(jnp.abs(guess) + one), jnp.log(truth + one)
-    same_sign = jnp.abs(log_guess - log_truth)
-    return jnp.where(guess >= 0, same_sign, log_guess + log_truth - 2 * jnp.log(one))
+    same_sign = magnitude(log_guess - log_truth)
+    decades = jnp.where(spans.first, spans.place, 0).astype(jnp.float32)
+    other_sign = log_guess + log_truth + 2.0 * np.log(10.0).item() * decades
+    return jnp.where(guess >= 0, same_sign, other_sign)
 
 
 def _ntloss(
@@ -237,7 +240,7 @@ def _ntloss(
     prediction = run_sums(_expected_digits(stats, digits, vocab) * scale, spans)
     truth = run_sums(digits.value * scale, spans)
     eps = np.finfo(np.float32).eps * negative_power_of_ten(largest)
-    return jnp.abs(prediction - truth) / (prediction + truth + eps)
+    return magnitude(prediction - truth) / (prediction + truth + eps)
 
 
 def _sign_agreement(
