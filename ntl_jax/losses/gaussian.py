@@ -158,19 +158,6 @@ def gaussian_cross_entropy_from_stats(
     g, not the label alone. It has no label smoothing of its own: the share that g gives
     to neighbours is the smoothing.
 
-    With NTL to the same soft target:
-
-    >>> from ntl_jax.losses import ntl_was_cdf_from_stats, stats_from_logits
-    >>> digits = {str(i): i for i in range(10)} | {"a": 10}
-    >>> vocab = NumberVocab.from_mapping(digits, vocab_size=11)
-    >>> labels = jnp.array([4, 10])
-    >>> stats = stats_from_logits(jnp.zeros((2, 11)), labels, vocab)
-    >>> target = gaussian_targets(labels, vocab, sigma=0.5)
-    >>> gce, _ = gaussian_cross_entropy_from_stats(stats, labels, vocab, sigma=0.5)
-    >>> ntl, _ = ntl_was_cdf_from_stats(stats, labels, vocab, target=target)
-    >>> [round(float(x), 3) for x in gce + 0.3 * ntl]
-    [3.084, 2.398]
-
     Args:
         stats: NumberStats over [*B].
         labels: token ids [*B].
@@ -187,6 +174,19 @@ def gaussian_cross_entropy_from_stats(
 
     Raises:
         ValueError: as `gaussian_targets` does.
+
+    With NTL to the same soft target:
+
+    >>> from ntl_jax.losses import ntl_was_cdf_from_stats, stats_from_logits
+    >>> digits = {str(i): i for i in range(10)} | {"a": 10}
+    >>> vocab = NumberVocab.from_mapping(digits, vocab_size=11)
+    >>> labels = jnp.array([4, 10])
+    >>> stats = stats_from_logits(jnp.zeros((2, 11)), labels, vocab)
+    >>> target = gaussian_targets(labels, vocab, sigma=0.5)
+    >>> gce, _ = gaussian_cross_entropy_from_stats(stats, labels, vocab, sigma=0.5)
+    >>> ntl, _ = ntl_was_cdf_from_stats(stats, labels, vocab, target=target)
+    >>> [round(float(x), 3) for x in gce + 0.3 * ntl]
+    [3.084, 2.398]
 
     Source: Regress, Don't Guess (ICML 2025), Gaussian cross-entropy.
     """
