@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
+from ntl_jax.losses.magnitude import magnitude
 from ntl_jax.losses.number_softmax import Support, finish, number_probabilities
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import number_targets
@@ -24,7 +25,7 @@ def squared(prediction: Float32[Array, "*B"], target: Float32[Array, "*B"]) -> A
 
 def absolute(prediction: Float32[Array, "*B"], target: Float32[Array, "*B"]) -> Array:
     """|prediction - target|."""
-    return jnp.abs(prediction - target)
+    return magnitude(prediction - target)
 
 
 def huber(

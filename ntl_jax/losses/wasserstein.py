@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.distances import check_costs
+from ntl_jax.losses.magnitude import magnitude
 from ntl_jax.losses.number_softmax import Support, finish, number_probabilities
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import NumberTargets, number_targets
@@ -243,7 +244,7 @@ def ntl_was_cdf_from_stats(
     t, targets = target_distribution(target, targets, vocab)  # [*B, K]
     q = number_probabilities(stats, targets, support)  # [*B, K]
     mass = jnp.sum(q, axis=-1, keepdims=True) if support == "full" else 1.0
-    moved = jnp.abs(_sums_in_order(q - mass * t, vocab))  # [*B, K-1]
+    moved = magnitude(_sums_in_order(q - mass * t, vocab))  # [*B, K-1]
     steps = vocab.gaps if gaps else np.ones_like(vocab.gaps)
     loss = jnp.sum(moved * jnp.broadcast_to(steps, moved.shape), axis=-1)  # [*B]
     worst = jnp.asarray(steps.sum(dtype=np.float64).astype(np.float32))

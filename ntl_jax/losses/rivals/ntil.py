@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Key, UInt32
 
 from ntl_jax.losses.digit_tokens import check_digits, negative_power_of_ten
+from ntl_jax.losses.magnitude import magnitude
 from ntl_jax.losses.number_softmax import number_probabilities
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import NumberTargets, number_targets, token_weights
@@ -241,9 +242,9 @@ def _number_errors(
         run_sums(x * place, spans, reach=_REACH) for x in (predicted, truth)
     )
     one = jnp.where(spans.first, negative_power_of_ten(spans.length - 1), 1.0)
-    relative = jnp.abs(guess - truth) / (jnp.maximum(guess, truth) + one)
-    magnitude = jnp.abs(jnp.log(guess + one) - jnp.log(truth + one))
-    return relative, magnitude
+    relative = magnitude(guess - truth) / (jnp.maximum(guess, truth) + one)
+    ratio = magnitude(jnp.log(guess + one) - jnp.log(truth + one))
+    return relative, ratio
 
 
 def _row_mean(
