@@ -13,6 +13,7 @@ import pytest
 
 from ntl_jax import NumberVocab, compat, ntl_was
 from ntl_jax.compat import NTLoss, NTLossDotProduct, NumberLevelLoss
+from ntl_jax.losses.dot_product import absolute
 from tests.parity.loss_cases import DIGITS, IRREGULAR, TOLERANCE
 
 CLASSES = ("NTLoss", "NTLossDotProduct", "NumberLevelLoss")
@@ -246,6 +247,22 @@ def test_a_loss_function_of_ones_own(logits):
     )
     expected = original(torch.tensor(logits), torch.tensor(LABELS)).item()
     assert float(mine(logits, LABELS)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_gradient_of_a_right_prediction_is_that_of_ntloss():
+    """Half the mass on 0 and half on 8 is a 4, at the kink of the absolute value."""
+    ntloss, torch = pytest.importorskip("ntloss"), pytest.importorskip("torch")
+    logits = np.full((1, 1, V), -1e4, np.float32)
+    logits[..., [DIGITS.ids["0"], DIGITS.ids["8"]]] = 0
+    labels = np.array([[DIGITS.ids["4"]]])
+    z = torch.tensor(logits, requires_grad=True)
+    original = ntloss.NTLossDotProduct(
+        DIGITS, V, loss_function=torch.nn.functional.l1_loss
+    )
+    original(z, torch.tensor(labels)).backward()
+    mine = NTLossDotProduct(DIGITS, V, loss_function=absolute)
+    value, gradient = jax.value_and_grad(mine)(logits, labels)
+    assert value == 0 and not z.grad.any() and not gradient.any()
 
 
 def test_only_a_bare_point_joins_digits(logits):

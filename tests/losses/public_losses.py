@@ -105,7 +105,7 @@ LOSSES = {
         with_target(wasserstein.ntl_was_cdf, gaps=False, support="full")
     ),
     "ntl_dot_product": Loss(
-        partial(dot_product.ntl_dot_product, penalty=lambda x, y: jnp.abs(x - y) ** 3)
+        partial(dot_product.ntl_dot_product, penalty=lambda x, y: jnp.hypot(x - y, 1.0))
     ),
     "ntl_mse": Loss(dot_product.ntl_mse),
     "ntl_mae": Loss(partial(dot_product.ntl_mae, reweigh=True)),
@@ -152,3 +152,25 @@ def moved(places: np.ndarray) -> NumberVocab:
     """VOCAB with token i at places[i]."""
     tokens = {token: int(places[i]) for token, i in TOKENS.items()}
     return NumberVocab.from_mapping(tokens, vocab_size=COLUMNS)
+
+
+def total_and_tokens(name, logits, labels, weights, vocab=VOCAB):
+    """(sum, losses [B, T] or [B]) of a loss, checked for dtype and shape."""
+    options = {"weights": weights, "ignore_index": IGNORED}
+    tokens = LOSSES[name].call(logits, labels, vocab, reduction=None, **options)
+    assert tokens.dtype == jnp.float32
+    assert tokens.shape == labels.shape[: 1 if LOSSES[name].by_row else None]
+    return jnp.sum(tokens), tokens
+
+
+def losses_and_gradients(logits, labels, weights, vocab=VOCAB):
+    """{name: (losses, gradient of their sum)} of the whole table."""
+
+    def one(name):
+        f = partial(total_and_tokens, name, vocab=vocab)
+        (_, tokens), gradient = jax.value_and_grad(f, has_aux=True)(
+            logits, labels, weights
+        )
+        return tokens, gradient
+
+    return {name: one(name) for name in LOSSES}

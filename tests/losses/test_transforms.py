@@ -23,30 +23,12 @@ from tests.losses.public_losses import (
     TOKENS,
     VOCAB,
     batch,
+    losses_and_gradients,
     moved,
+    total_and_tokens,
 )
 
 TRACES = []  # the shapes that the compiled program below was traced for
-
-
-def total_and_tokens(name, logits, labels, weights, vocab=VOCAB):
-    """(sum, losses [B, T] or [B]) of a loss, checked for dtype and shape."""
-    options = {"weights": weights, "ignore_index": IGNORED}
-    tokens = LOSSES[name].call(logits, labels, vocab, reduction=None, **options)
-    assert tokens.dtype == jnp.float32
-    assert tokens.shape == labels.shape[: 1 if LOSSES[name].by_row else None]
-    return jnp.sum(tokens), tokens
-
-
-def losses_and_gradients(logits, labels, weights, vocab=VOCAB):
-    def one(name):
-        f = partial(total_and_tokens, name, vocab=vocab)
-        (_, tokens), gradient = jax.value_and_grad(f, has_aux=True)(
-            logits, labels, weights
-        )
-        return tokens, gradient
-
-    return {name: one(name) for name in LOSSES}
 
 
 @jax.jit
@@ -315,3 +297,24 @@ def test_gradients_in_float64(name, unhooked, monkeypatch):
                 atol=1e-7,
                 rtol=1e-7,
             )
+
+
+def test_a_prediction_that_is_right_is_left_alone():
+    """Where a penalty has its kink, its gradient is 0."""
+    label = jnp.array([TOKENS["4"]])
+    half = jnp.array([TOKENS["0"], TOKENS["8"]])  # a 4 on average
+    logits = jnp.full((1, COLUMNS), -1e4).at[:, half].set(0.0)
+    target = jax.nn.softmax(logits)[:, VOCAB.token_ids]
+    number_level_loss = ntl_jax.losses.number_level_loss
+    for loss in (
+        partial(ntl_jax.losses.ntl_was_cdf, target=target),
+        ntl_jax.losses.ntl_mae,
+        partial(ntl_jax.losses.ntl_huber, delta=0.5),
+        number_level_loss,
+        partial(number_level_loss, mode="ntloss"),
+        partial(number_level_loss, log_space=True),
+    ):
+        value, gradient = jax.value_and_grad(
+            lambda z, loss=loss: loss(z, label, VOCAB, reduction="sum")
+        )(logits)
+        assert value == 0 and not gradient.any()

@@ -1,49 +1,51 @@
-"""Prints how far each loss is from PyTorch, as a markdown table.
+"""Prints how far every public loss is from its formula, as a markdown table.
 
-The figures are largest absolute differences over the token losses and their mean.
+The figures are largest absolute differences from float64 PyTorch, over the losses of a
+batch and over the gradient of their sum.
 
 Run as ``python -m tests.parity.losses_table``. bfloat16 logits are compared with torch
-on the same logits upcast to float32; their gradient, which is itself bfloat16, with
-torch's gradient rounded to bfloat16.
+on the same logits upcast; their gradient, which is itself bfloat16, with torch's
+gradient rounded to bfloat16.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.parity.loss_cases import LOSSES, Case, ours
-from tests.parity.torch_losses import theirs
+from tests.losses.public_losses import LOSSES, batch, losses_and_gradients
+from tests.parity.torch_formulas import by_formula
 
 DTYPES = ("float32", "bfloat16")
 COLUMNS = [f"{what}, {dtype}" for dtype in DTYPES for what in ("value", "gradient")]
 
 
-def largest_differences(case: Case, dtype) -> tuple[float, float]:
-    """Of value and of gradient, over the token losses and their mean."""
-    logits, labels, weights = case.batch()
-    logits = jnp.asarray(logits).astype(dtype)
-    expected = theirs(case, np.asarray(logits.astype(jnp.float32)), labels, weights)
-    worst = [0.0, 0.0]
-    results = ours(case, logits, labels, weights)
-    for reduction in ("None", "mean"):
-        pairs = zip(results[reduction], expected[reduction], strict=True)
-        for i, (actual, reference) in enumerate(pairs):
-            rounded = jnp.asarray(reference).astype(actual.dtype).astype(jnp.float32)
-            gap = float(jnp.max(jnp.abs(actual.astype(jnp.float32) - rounded)))
-            worst[i] = max(worst[i], gap)
-    return worst[0], worst[1]
+def largest_differences(dtype: str) -> dict[str, list[float]]:
+    """{loss: [of the values, of the gradient]}."""
+    logits, labels, weights = batch()
+    logits = jnp.asarray(logits, dtype)
+    ours = jax.jit(losses_and_gradients)(logits, labels, weights)
+    upcast = np.asarray(logits.astype(jnp.float32))
+    found = {}
+    for name, arrays in jax.device_get(ours).items():
+        exact = by_formula(name, upcast, labels, weights)
+        found[name] = [gap(x, y) for x, y in zip(arrays, exact, strict=True)]
+    return found
+
+
+def gap(actual: np.ndarray, exact: np.ndarray) -> float:
+    """The largest difference, once both have the same digits."""
+    if actual.dtype == jnp.bfloat16:
+        exact = exact.astype(actual.dtype).astype(np.float64)
+    return float(np.abs(actual.astype(np.float64) - exact).max())
 
 
 def main() -> None:
-    cases = [Case("ce")]
-    cases += [Case(loss, reweigh=r) for loss in LOSSES for r in (False, True)]
-    cases += [Case("ce+was")]
+    gaps = [largest_differences(dtype) for dtype in DTYPES]
     print("|", " | ".join(["loss", *COLUMNS]), "|")
-    print("| --- " * 5 + "|")
-    for case in cases:
-        cells = [
-            f"{gap:.1e}" for dtype in DTYPES for gap in largest_differences(case, dtype)
-        ]
-        print("|", " | ".join([case.title, *cells]), "|")
+    print("| --- " * (1 + len(COLUMNS)) + "|")
+    for name in LOSSES:
+        cells = [f"{g:.1e}" for of_dtype in gaps for g in of_dtype[name]]
+        print("|", " | ".join([name, *cells]), "|")
 
 
 if __name__ == "__main__":
