@@ -82,6 +82,12 @@ def place_weights(
         segment_ids=segment_ids,
         ignore_index=ignore_index,
     )
+    # Elsewhere numbers of one digit, of which no form makes 0 / 0.
+    spans = spans._replace(
+        left=jnp.where(spans.digit, spans.left, 0),
+        right=jnp.where(spans.digit, spans.right, 0),
+        length=jnp.where(spans.digit, spans.length, 1),
+    )
     rate = jnp.asarray(base, jnp.float32)
     weight_of = _geometric if form == "geometric" else _linear
     return jnp.where(spans.digit, weight_of(spans, rate, normalise), 1.0)
@@ -105,11 +111,14 @@ def _geometric(
         exponent = spans.right.astype(jnp.float32) * log_base
         return jnp.exp(jnp.minimum(exponent, jnp.log(_HEAVIEST)))
     # Relative to the heaviest digit of the number, so that no length overflows.
-    decay = -jnp.abs(log_base)
-    steps = jnp.where(log_base > 0, spans.left, spans.right).astype(jnp.float32)
+    rising = log_base > 0
+    decay = jnp.where(rising, -log_base, log_base)
+    steps = jnp.where(rising, spans.left, spans.right).astype(jnp.float32)
     length = spans.length.astype(jnp.float32)
-    # sum_i exp(i decay) over the digits; expm1 keeps it exact for a base close to 1.
+    # sum_i exp(i decay) over the digits; for a base of 1 the quotient is 0 / 0.
     flat = decay > -1e-7
     slope = jnp.where(flat, -1.0, decay)
-    total = jnp.where(flat, length, jnp.expm1(length * slope) / jnp.expm1(slope))
+    sloping_total = jnp.expm1(length * slope) / jnp.expm1(slope)
+    flat_total = length + decay * length * (length - 1.0) / 2.0
+    total = jnp.where(flat, flat_total, sloping_total)
     return jnp.exp(steps * decay) * length / total
