@@ -15,7 +15,7 @@ from ntl_jax.number_vocab import NumberVocab
 
 GaussianForm = Literal["normalised", "density", "doubled"]
 
-_SMALLEST_SIGMA = 1e-15  # its square is a normal float32; values are further apart
+_SMALLEST_SIGMA = 1e-6  # below it even the density times a masked logit is finite
 _FURTHEST = 1e3  # in sigmas; exp(-1e6 / 2) is 0 and its square is finite
 
 
@@ -73,7 +73,8 @@ def gaussian_exponents(
     Args:
         value: y [*B].
         vocab: the number tokens, worth v.
-        sigma: the width; what is more than 1000 of it away counts as 1000 away.
+        sigma: the width, 1e-6 where it is less; what is more than 1000 of it away
+            counts as 1000 away.
 
     Returns:
         f32[*B, K] in [-5e5, 0].

@@ -221,6 +221,19 @@ def test_edges(vocab, batch):
     check_bfloat16(gaussian_cross_entropy, vocab, batch)
 
 
+def test_the_density_of_no_width_times_an_impossible_label_is_finite():
+    logits = jnp.zeros((1, 12)).at[0, 4].set(-jnp.inf)
+    for form in FORMS:
+        loss = partial(gaussian_cross_entropy, form=form, reduction="sum")
+        run = jax.jit(
+            jax.value_and_grad(
+                lambda z, s, loss=loss: loss(z, jnp.array([4]), DIGITS, sigma=s)
+            )
+        )
+        for sigma in (0.0, 1e-30, 1e-5):
+            chex.assert_tree_all_finite(run(logits, jnp.array(sigma)))
+
+
 def test_impossible_options_are_refused(unhooked):
     for options, message in (
         ({"sigma": -1.0}, r"sigma .*-1.0"),
