@@ -48,14 +48,17 @@ def read_pass(
     """
     ids, first = _token_ids(vocab), _first_column(axis_name, logits)
     triton = partial(_triton, vocab_size, vocab, _padded(axis_name, vocab_size, logits))
-    sums = _choose(
-        axis_name,
-        lambda *args: columns.read_columns(*args, ids, first, vocab_size=vocab_size),
-        lambda *args: triton().read(*args, ids, first),
-        lambda *args: partitioned_read(triton().read, *args, jnp.asarray(ids)),
-        logits,
-        labels,
-    )
+
+    def plain(logits, labels):
+        return columns.read_columns(logits, labels, ids, first, vocab_size=vocab_size)
+
+    def kernel(logits, labels):
+        return triton().read(logits, labels, ids, first)
+
+    def split(logits, labels):
+        return partitioned_read(triton().read, logits, labels, jnp.asarray(ids))
+
+    sums = _choose(axis_name, plain, kernel, split, logits, labels)
     return sums if axis_name is None else columns.combine_shards(sums, axis_name)
 
 
@@ -88,21 +91,32 @@ def write_pass(
     first = _first_column(axis_name, logits)
     number_of_column = _numbers_of_columns(axis_name, vocab, logits)
     triton = partial(_triton, vocab_size, vocab, _padded(axis_name, vocab_size, logits))
-    return _choose(
-        axis_name,
-        lambda *args: columns.write_columns(
-            *args, number_of_column, first, vocab_size=vocab_size
-        ),
-        lambda *args: triton().write(*args, number_of_column, first),
-        lambda *args: partitioned_write(
-            triton().write, *args, jnp.asarray(number_of_column)
-        ),
-        logits,
-        labels,
-        top,
-        log_sum,
-        cotangents,
-    )
+
+    def plain(logits, labels, top, log_sum, cotangents):
+        return columns.write_columns(
+            logits,
+            labels,
+            top,
+            log_sum,
+            cotangents,
+            number_of_column,
+            first,
+            vocab_size=vocab_size,
+        )
+
+    def kernel(logits, labels, top, log_sum, cotangents):
+        return triton().write(
+            logits, labels, top, log_sum, cotangents, number_of_column, first
+        )
+
+    def split(logits, labels, top, log_sum, cotangents):
+        table = jnp.asarray(number_of_column)
+        return partitioned_write(
+            triton().write, logits, labels, top, log_sum, cotangents, table
+        )
+
+    operands = (logits, labels, top, log_sum, cotangents)
+    return _choose(axis_name, plain, kernel, split, *operands)
 
 
 def _choose(axis_name, plain: Callable, kernel: Callable, split: Callable, *args):

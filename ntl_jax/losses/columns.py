@@ -82,7 +82,7 @@ def read_columns(
     # is sharded where it is.
     label_logit = jnp.sum(jnp.where(column == labels[..., None], z, 0.0), axis=-1)
     logit_sum = jnp.sum(jnp.where(column < vocab_size, z, 0.0), axis=-1)
-    places = token_ids - first_column
+    places = jnp.asarray(token_ids) - first_column
     number_logits = jnp.take(logits, places, axis=-1, mode="clip")  # [*B, K]
     number_logits = jnp.maximum(number_logits.astype(jnp.float32), MASKED_LOGIT)
     if not isinstance(first_column, int):

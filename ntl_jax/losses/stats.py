@@ -120,8 +120,12 @@ def _forward(vocab_size, vocab, axis_name, logits, labels):
 
 
 def _backward(vocab_size, vocab, axis_name, residuals, cotangent: NumberStats):
+    logits, labels, top, log_sum = residuals
     cotangents = ColumnCotangents(**cotangent._asdict())
-    return write_pass(vocab_size, vocab, axis_name, *residuals, cotangents), None
+    gradient = write_pass(
+        vocab_size, vocab, axis_name, logits, labels, top, log_sum, cotangents
+    )
+    return gradient, None
 
 
 _dense_stats.defvjp(_forward, _backward)
