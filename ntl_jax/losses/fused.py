@@ -14,7 +14,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ntl_jax.losses import fused_tiles as tiles
-from ntl_jax.losses.fused_tiles import Backward, Head, HeadGradients, LogitSums
+from ntl_jax.losses.fused_tiles import (
+    Backward,
+    GroupedGradients,
+    Head,
+    HeadGradients,
+    LogitSums,
+)
 from ntl_jax.losses.positions import safe_labels
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
@@ -33,6 +39,7 @@ def stats_from_hidden(
     soft_cap: float | None = None,
     ignore_index: int = -100,
     tile_tokens: int = 4096,
+    row_groups: int = 1,
     backward: Backward = "tokens",
 ) -> NumberStats:
     """`stats_from_logits` of a head's logits, which never exist all at once.
@@ -65,6 +72,9 @@ def stats_from_hidden(
         ignore_index: the label that counts nothing.
         tile_tokens: tokens a tile, at least one a row. More are faster up to some
             thousands and take ``4 tile_tokens V`` bytes of memory and more.
+        row_groups: how many devices share axis 0 of hidden. Each then sums the kernel's
+            gradient over its own tiles, and they meet once instead of once a tile.
+            Leave it at 1 on one device and inside a `shard_map`.
         backward: how the gradient is cut. "tokens" as the forward pass: the gradient of
             the kernel is summed over the tiles in a float32 copy. "columns" takes all
             tokens and some columns at a time, so that the kernel's gradient is written
@@ -87,9 +97,9 @@ def stats_from_hidden(
     [1.0986 1.0986 1.0986 1.0986] (4, 2)
     """
     head = make_head(
-        vocab, logit_scale, soft_cap, ignore_index, tile_tokens, backward=backward
+        vocab, logit_scale, soft_cap, ignore_index, tile_tokens, row_groups, backward
     )
-    check_head(hidden, kernel, labels, bias, vocab)
+    check_head(head, hidden, kernel, labels, bias)
     kernel, bias = tiles.vary_like((kernel, bias), hidden)
     single = hidden.ndim == 1
     if single:
@@ -104,26 +114,23 @@ def make_head(
     soft_cap: float | None,
     ignore_index: int,
     tile_tokens: int,
+    row_groups: int,
     backward: Backward = "tokens",
 ) -> Head:
     """The static options of a head, checked."""
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(f"soft_cap must be positive or None, not {soft_cap}.")
-    if tile_tokens < 1:
-        raise ValueError(f"tile_tokens must be at least 1, not {tile_tokens}.")
+    for name, value in (("tile_tokens", tile_tokens), ("row_groups", row_groups)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}.")
     if backward not in ("tokens", "columns"):
         raise ValueError(f"backward must be 'tokens' or 'columns', not {backward!r}.")
-    return Head(
-        vocab, float(logit_scale), soft_cap, ignore_index, tile_tokens, backward
-    )
+    scale = float(logit_scale)
+    return Head(vocab, scale, soft_cap, ignore_index, tile_tokens, row_groups, backward)
 
 
 def check_head(
-    hidden: Array,
-    kernel: Array,
-    labels: Array,
-    bias: Array | None,
-    vocab: NumberVocab,
+    head: Head, hidden: Array, kernel: Array, labels: Array, bias: Array | None
 ) -> None:
     """Raises unless dtypes and shapes of a head go together."""
     for name, array in (("hidden", hidden), ("kernel", kernel), ("bias", bias)):
@@ -147,7 +154,13 @@ def check_head(
             f"a kernel of shape {kernel.shape} asks for a bias of shape "
             f"{kernel.shape[1:]}, not {bias.shape}."
         )
-    vocab.check_columns(kernel.shape[1])
+    head.vocab.check_columns(kernel.shape[1])
+    groups = head.row_groups
+    if groups > 1 and (labels.ndim < 2 or labels.shape[0] % groups):
+        raise ValueError(
+            f"row_groups={groups} asks for labels [B, ..., T] with B a multiple of it, "
+            f"not of shape {labels.shape}."
+        )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -188,10 +201,20 @@ def _backward(head: Head, residuals, cotangent: NumberStats):
     d_hidden, gradients = tiles.add_number_gradients(
         head, d_hidden, gradients, hidden, kernel, numbers, cotangent.number_logits
     )
-    return d_hidden, *gradients.cast(kernel, bias), None
+    return d_hidden, *cast_gradients(gradients, kernel, bias), None
 
 
 _fused_stats.defvjp(_forward, _backward)
+
+
+def cast_gradients(
+    gradients: HeadGradients, kernel: Array, bias: Array | None
+) -> HeadGradients:
+    """In the dtypes of the kernel and the bias."""
+    of_kernel = gradients.kernel.astype(kernel.dtype)
+    if gradients.bias is None or bias is None:
+        return HeadGradients(of_kernel, None)
+    return HeadGradients(of_kernel, gradients.bias.astype(bias.dtype))
 
 
 def _by_tokens(head: Head, hidden, kernel, bias, labels, sums, cotangent):
@@ -210,9 +233,9 @@ def _by_tokens(head: Head, hidden, kernel, bias, labels, sums, cotangent):
     xs = jax.tree.map(
         lambda x: tiles.split(x, tiling, axis), (hidden, labels, sums, cotangent)
     )
-    start = HeadGradients.zeros(kernel, bias, hidden)
+    start = GroupedGradients.zeros(head, kernel, bias, hidden)
     gradients, d_hidden = jax.lax.scan(pull, start, xs)
-    return tiles.join(d_hidden, labels.shape[axis], axis), gradients
+    return tiles.join(d_hidden, labels.shape[axis], axis), gradients.summed()
 
 
 def _by_columns(head: Head, hidden, kernel, bias, labels, sums, cotangent):

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses import fused_tiles as tiles
-from ntl_jax.losses.fused import check_head, make_head, read_sums
-from ntl_jax.losses.fused_tiles import Head, HeadGradients, LogitSums
+from ntl_jax.losses.fused import cast_gradients, check_head, make_head, read_sums
+from ntl_jax.losses.fused_tiles import GroupedGradients, Head, LogitSums
 from ntl_jax.losses.objective import Objective
 from ntl_jax.losses.positions import safe_labels
 from ntl_jax.losses.reduction import Term
@@ -30,6 +30,7 @@ def objective_from_hidden(
     logit_scale: float = 1.0,
     soft_cap: float | None = None,
     tile_tokens: int = 4096,
+    row_groups: int = 1,
 ) -> tuple[Float32[Array, ""], dict[str, Term]]:
     """The objective of a head's logits, which never exist all at once.
 
@@ -54,7 +55,7 @@ def objective_from_hidden(
         weights: non-negative weights [*B]; 1 where None.
         counts: what `Objective.counts` returns for the whole step, where this is a part
             of it: a micro-batch or a device.
-        bias, logit_scale, soft_cap, tile_tokens: as in `stats_from_hidden`.
+        bias, logit_scale, soft_cap, tile_tokens, row_groups: as in `stats_from_hidden`.
 
     Returns:
         (total, terms): a float32 scalar, with gradients for all floating arrays, in
@@ -74,8 +75,11 @@ def objective_from_hidden(
     >>> round(float(total), 3), float(terms["was"].count)  # log 11 + 0.3 * 2.5
     (3.148, 1.0)
     """
-    head = make_head(vocab, logit_scale, soft_cap, objective.ignore_index, tile_tokens)
-    check_head(hidden, kernel, labels, bias, vocab)
+    ignore_index = objective.ignore_index
+    head = make_head(
+        vocab, logit_scale, soft_cap, ignore_index, tile_tokens, row_groups
+    )
+    check_head(head, hidden, kernel, labels, bias)
     if hidden.ndim == 1:  # a single position
         hidden, labels = hidden[None], labels[None]
         weights = None if weights is None else jnp.asarray(weights)[None]
@@ -123,7 +127,7 @@ def _forward(head: Head, objective, hidden, kernel, bias, labels, weights, count
     d_hidden, gradients = tiles.add_number_gradients(
         head, d_hidden, gradients, hidden, kernel, numbers, d_stats.number_logits
     )
-    d_kernel, d_bias = gradients.cast(kernel, bias)
+    d_kernel, d_bias = cast_gradients(gradients, kernel, bias)
     residuals = d_objective, d_hidden, d_kernel, d_bias, None, d_weights, d_counts
     return (value, terms), residuals
 
@@ -148,11 +152,11 @@ def _pull_tiles(head: Head, total_of_stats, hidden, kernel, bias, labels, number
         return gradients.add(h, grad), (sums, d_hidden)
 
     h, y = jax.tree.map(lambda x: tiles.split(x, tiling, axis), (hidden, ids))
-    start = HeadGradients.zeros(kernel, bias, hidden)
+    start = GroupedGradients.zeros(head, kernel, bias, hidden)
     order = jnp.arange(tiling[0], dtype=jnp.int32)
     gradients, outputs = jax.lax.scan(push_and_pull, start, (order, h, y))
     sums, d_hidden = jax.tree.map(lambda x: tiles.join(x, length, axis), outputs)
-    return sums, d_hidden, gradients
+    return sums, d_hidden, gradients.summed()
 
 
 def _tile_cotangent(total_of_stats, numbers, tiling):

@@ -25,6 +25,7 @@ class Head(NamedTuple):
     soft_cap: float | None
     ignore_index: int
     tile_tokens: int
+    row_groups: int = 1
     backward: Backward = "tokens"
 
     def tiling(self, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -194,29 +195,43 @@ class HeadGradients(NamedTuple):
     kernel: Float[Array, "D V"]
     bias: Float[Array, "V"] | None
 
+
+class GroupedGradients(NamedTuple):
+    """Float32 sums of the gradients of a head, G groups of rows on their own.
+
+    Where G devices share the rows, each adds up its own tiles, and `summed` is the only
+    time that they meet.
+    """
+
+    kernel: Float32[Array, "G D V"]
+    bias: Float32[Array, "G V"] | None
+
     @classmethod
-    def zeros(cls, kernel: Array, bias: Array | None, like: Array) -> "HeadGradients":
-        """Float32 zeros that vary over the `shard_map` axes of ``like``."""
-        of_kernel = zeros_like(kernel.shape, jnp.float32, like)
-        of_bias = None if bias is None else zeros_like(bias.shape, jnp.float32, like)
-        return cls(of_kernel, of_bias)
+    def zeros(cls, head: Head, kernel: Array, bias: Array | None, like: Array):
+        """Zeros that vary over the `shard_map` axes of ``like``."""
+        groups = head.row_groups
+        of_kernel = zeros_like((groups, *kernel.shape), jnp.float32, like)
+        if bias is None:
+            return cls(of_kernel, None)
+        return cls(of_kernel, zeros_like((groups, *bias.shape), jnp.float32, like))
 
     def add(
         self, hidden: Float[Array, "*B D"], grad: Float32[Array, "*B V"]
-    ) -> "HeadGradients":
+    ) -> "GroupedGradients":
         """Adds those of a tile of tokens, from the gradient of its matrix product."""
-        kernel = self.kernel + over_tokens(hidden, grad.astype(hidden.dtype))
+        groups = len(self.kernel)
+        hidden = hidden.reshape(groups, -1, hidden.shape[-1])  # [G, N, D]
+        grad = grad.reshape(groups, -1, grad.shape[-1])  # [G, N, V]
+        # An outer `vmap` and not a loop: one product with a batch axis.
+        kernel = self.kernel + jax.vmap(over_tokens)(hidden, grad.astype(hidden.dtype))
         if self.bias is None:
-            return HeadGradients(kernel, None)
-        bias = self.bias + jnp.sum(grad, axis=range(grad.ndim - 1))
-        return HeadGradients(kernel, bias)
+            return GroupedGradients(kernel, None)
+        return GroupedGradients(kernel, self.bias + jnp.sum(grad, axis=1))
 
-    def cast(self, kernel: Array, bias: Array | None) -> "HeadGradients":
-        """In the dtypes of the kernel and the bias."""
-        of_kernel = self.kernel.astype(kernel.dtype)
-        if self.bias is None or bias is None:
-            return HeadGradients(of_kernel, None)
-        return HeadGradients(of_kernel, self.bias.astype(bias.dtype))
+    def summed(self) -> HeadGradients:
+        """The gradients, still float32."""
+        bias = None if self.bias is None else jnp.sum(self.bias, axis=0)
+        return HeadGradients(jnp.sum(self.kernel, axis=0), bias)
 
 
 def add_number_gradients(
