@@ -23,13 +23,14 @@ class NumberSpans(NamedTuple):
     """The numbers in rows of labels. A run is one number: the positions that spell it.
 
     Where a position belongs to no run, ``run`` is T, and ``start`` and ``end`` are its
-    own position. ``length``, ``left``, ``right``, ``place`` and ``exponent`` mean
-    something at digits only.
+    own position. ``head``, ``length``, ``left``, ``right``, ``place`` and ``exponent``
+    mean something at digits only.
 
     Attributes:
         digit: bool[*B, T], where the label is a number token and is not ignored.
         inside: bool[*B, T], a digit, or a point or comma that joins digits.
         first: bool[*B, T], the first digit of each run.
+        head: i32[*B, T], the position of the first digit of the run.
         run: i32[*B, T], which run of the row, from 0.
         start: i32[*B, T], the first position of the run, maybe a leading point.
         end: i32[*B, T], the last position of the run.
@@ -49,6 +50,7 @@ class NumberSpans(NamedTuple):
     digit: Bool[Array, "*B T"]
     inside: Bool[Array, "*B T"]
     first: Bool[Array, "*B T"]
+    head: Int32[Array, "*B T"]
     run: Int32[Array, "*B T"]
     start: Int32[Array, "*B T"]
     end: Int32[Array, "*B T"]
@@ -110,31 +112,29 @@ def number_spans(
         inside |= _joining_commas(kinds, digit, point, linked)
     follows = inside & shift(inside, 1) & linked  # goes on the run of t - 1
     t = row_index(labels)
-    negative = _negative(kinds, linked, segment_ids).astype(jnp.int32)
-    signed = at_or_before(~follows, 2 * t + negative)
-    start, last = signed // 2, ~shift(follows, -1)
+    # What is true at the start of a run comes along with its position.
+    sign = _negative(kinds, linked, segment_ids).astype(jnp.int32)
+    noted = at_or_before(~follows, 4 * t + 2 * point.astype(jnp.int32) + sign)
+    start, last = noted >> 2, ~shift(follows, -1)
+    leads, negative = (noted & 2) != 0, (noted & 1) != 0
     end = at_or_after(last, t)
     count = jnp.cumsum(digit, axis=-1, dtype=jnp.int32)  # digits up to here
     of_run = at_or_after(last, count)
     before_run = at_or_before(~follows, count - digit.astype(jnp.int32))
     left = count - before_run - 1
-    opens = point
-    if points in ("between", "always"):  # else a run has one point at most
-        opens = point & (shift(at_or_before(point, t), 1, fill=-1) < start)
-    passed = at_or_before(opens, t)
-    dot = jnp.where(
-        passed >= start, passed, jnp.minimum(at_or_after(opens, t), end + 1)
-    )
-    whole = jnp.where(
-        passed >= start,
-        at_or_before(opens, count),
-        at_or_after(opens | last, count),
-    )
+    if points == "always":  # a run may begin with several points
+        first = digit & (left == 0)
+        head = at_or_before(first, t)
+    else:
+        head = start + leads.astype(jnp.int32)
+        first = digit & (head == t)
+    dot, whole = _first_points(point, start, end, count, points)
     index = jnp.cumsum(inside & ~follows, axis=-1, dtype=jnp.int32) - 1
     return NumberSpans(
         digit=digit,
         inside=inside,
-        first=digit & (left == 0),
+        first=first,
+        head=head,
         run=jnp.where(inside, index, labels.shape[-1]),
         start=start,
         end=end,
@@ -143,9 +143,34 @@ def number_spans(
         right=of_run - count,
         place=whole - count,
         exponent=dot - 1 - t,
-        leads=inside & (dot == start),
-        negative=inside & (signed % 2 == 1),
+        leads=inside & leads,
+        negative=inside & negative,
     )
+
+
+def _first_points(
+    point: Bool[Array, "*B T"],
+    start: Int32[Array, "*B T"],
+    end: Int32[Array, "*B T"],
+    count: Int32[Array, "*B T"],
+    points: Points,
+) -> tuple[Int32[Array, "*B T"], Int32[Array, "*B T"]]:
+    """Where each run has its first point, and the digits up to there.
+
+    A run without a point has it after its end.
+    """
+    t = row_index(point)
+    if points in ("between", "always"):  # else a run has one point at most
+        point &= shift(at_or_before(point, t), 1, fill=-1) < start
+    passed = at_or_before(point, t)
+    coming = jnp.minimum(at_or_after(point, t), end + 1)
+    dot = jnp.where(passed >= start, passed, coming)
+    whole = jnp.where(
+        passed >= start,
+        at_or_before(point, count),
+        at_or_after(point | (t == end), count),
+    )
+    return dot, whole
 
 
 def run_sums(
@@ -167,11 +192,12 @@ def run_sums(
     """
     width = x.shape[-1]
     block = width if reach is None or width <= 2 * reach else reach
-    return _run_sums(block, jnp.where(spans.digit, x, 0.0), spans.start, spans.first)
+    x = jnp.where(spans.digit, x, 0.0)
+    return _run_sums(block, x, spans.start, spans.first, spans.head)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _run_sums(block, x, start, first):
+def _run_sums(block, x, start, first, head):
     *rows, width = x.shape
     blocks = -(-width // block)
     edge = [(0, 0)] * len(rows) + [(0, blocks * block - width)]
@@ -187,15 +213,15 @@ def _run_sums(block, x, start, first):
     return jnp.where(first, sums, 0.0)
 
 
-def _run_sums_forward(block, x, start, first):
-    return _run_sums(block, x, start, first), first
+def _run_sums_forward(block, x, start, first, head):
+    return _run_sums(block, x, start, first, head), head
 
 
-def _run_sums_backward(block, first, cotangent):
+def _run_sums_backward(block, head, cotangent):
     # Each digit reads the cotangent of its first digit. The derivative of the masked
     # sum would be a sum over columns instead, thirty times slower on long rows.
-    index = jnp.maximum(at_or_before(first, row_index(first)), 0)
-    return jnp.take_along_axis(cotangent, index, axis=-1), None, None
+    head = jnp.clip(head, 0, cotangent.shape[-1] - 1)
+    return jnp.take_along_axis(cotangent, head, axis=-1), None, None, None
 
 
 _run_sums.defvjp(_run_sums_forward, _run_sums_backward)
@@ -209,11 +235,10 @@ def from_first(flag: Bool[Array, "*B T"], spans: NumberSpans) -> Bool[Array, "*B
         spans: the runs.
 
     Returns:
-        bool[*B, T], False outside the runs.
+        bool[*B, T], False elsewhere.
     """
-    packed = 2 * row_index(flag) + flag.astype(jnp.int32)
-    packed = at_or_before(spans.first, packed)
-    return spans.digit & (packed % 2 == 1)
+    head = jnp.clip(spans.head, 0, flag.shape[-1] - 1)
+    return spans.digit & jnp.take_along_axis(flag, head, axis=-1)
 
 
 def _next_block(x: Array) -> Array:

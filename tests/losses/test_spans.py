@@ -221,7 +221,7 @@ def test_fields_agree_with_a_loop_over_the_runs(text, mode):
             continue
         dot = dots[0] if dots else members[-1] + 1
         whole = sum(u < dot for u in digits)
-        assert spans.first[t] == (t == digits[0])
+        assert spans.first[t] == (t == digits[0]) and spans.head[t] == digits[0]
         assert spans.length[t] == len(digits)
         assert spans.left[t] == digits.index(t)
         assert spans.right[t] == len(digits) - 1 - digits.index(t)
