@@ -35,9 +35,9 @@ def variants(config: TrainConfig) -> dict[str, TrainConfig]:
         ConfigError: the config's own loss is cross entropy alone.
     """
     present = [t for t in NUMBER_TERMS if getattr(config.loss, t) is not None]
-    cross_entropy = dataclasses.replace(
-        config.loss, ce=1.0, **dict.fromkeys(present, 0.0)
-    )
+    # But for RAFT, whose presence takes the score out of cross entropy.
+    switched_off = dict.fromkeys(present, 0.0) | {"raft": None}
+    cross_entropy = dataclasses.replace(config.loss, ce=1.0, **switched_off)
     if config.loss == cross_entropy:
         raise ConfigError(
             "--cross-entropy-baseline compares with cross entropy, which is this run's "

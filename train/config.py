@@ -53,16 +53,48 @@ class LossConfig:
 
     ce: float | None = 1.0
     """Cross entropy."""
+    gce: float | None = None
+    """Cross entropy with Gaussian targets of numbers; in the place of ce."""
     was: float | None = None
     """Number token loss, Wasserstein form (the paper's lambda is 0.3)."""
+    cdf: float | None = None
+    """Number token loss, Wasserstein form by cumulative sums; see cdf_target."""
     mse: float | None = None
     """Number token loss, squared error of the expected value."""
     mae: float | None = None
     """Number token loss, absolute error of the expected value."""
     huber: float | None = None
     """Number token loss, Huber error of the expected value."""
+    number_level: float | None = None
+    """Error of whole numbers, signs and decimals included."""
+    dist2: float | None = None
+    """DIST2Loss (its paper: 0.1)."""
+    smmd: float | None = None
+    """Smoothed maximum mean discrepancy."""
+    digit_entropy: float | None = None
+    """DEL, the digit entropy loss."""
+    ntil: float | None = None
+    """Numerical token integrity loss."""
+    raft: float | None = None
+    """RAFT: squared error of one score an answer, in the place of its ce."""
+    sigma: float = 0.5
+    """Width of the Gaussian targets of gce and cdf [number value]."""
+    cdf_target: Literal["label", "gaussian"] = "label"
+    """What cdf is the distance to."""
+    squash: float | None = None
+    """was: squash distances into 1..squash (ntloss's squash_factor)."""
     huber_delta: float = 1.0
     """Where Huber's quadratic part ends [number value]."""
+    log_space: bool = False
+    """number_level: compare logarithms."""
+    tau: float = 1.0
+    """dist2: temperature [squared number value]."""
+    ntil_digits: Literal["straight_through", "expected"] = "straight_through"
+    """ntil: numbers from the likeliest digits, as released, or the expected."""
+    ce_on_score: bool = False
+    """raft: cross entropy trains the score too."""
+    place_base: float | None = None
+    """Weigh each digit by place_base^(digits to its right) in token losses."""
     reweigh: bool = False
     """Charge number losses for mass off the number tokens, as ntloss does."""
     support: Literal["numbers", "full"] = "numbers"
@@ -247,7 +279,8 @@ class TrainConfig:
             )
 
 
-NUMBER_TERMS = ("was", "mse", "mae", "huber")
+NUMBER_TERMS = ("was", "cdf", "mse", "mae", "huber", "number_level")
+NUMBER_TERMS += ("dist2", "smmd", "digit_entropy", "ntil", "raft", "gce")
 
 _NOT_NEGATIVE = (0, math.inf, True)  # low, high, whether low itself is allowed
 _POSITIVE = (0, math.inf, False)
@@ -264,7 +297,9 @@ _RANGES = {
         "validation_fraction": _SHARE,
     },
     "loss": dict.fromkeys(("ce", *NUMBER_TERMS, "z_loss"), _NOT_NEGATIVE)
-    | {"huber_delta": _POSITIVE, "label_smoothing": _SHARE},
+    | {"huber_delta": _POSITIVE, "label_smoothing": _SHARE}
+    | {"sigma": _NOT_NEGATIVE, "tau": _POSITIVE}
+    | {"squash": _AT_LEAST_1, "place_base": _POSITIVE},
     "optimizer": {
         "learning_rate": _POSITIVE,
         "warmup_steps": _NOT_NEGATIVE,

@@ -1,33 +1,23 @@
 """Objective: the weighted sum of losses that a model is trained on."""
 
 import dataclasses
-from functools import partial
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
-from ntl_jax.losses.cross_entropy import cross_entropy_from_stats
-from ntl_jax.losses.dot_product import (
-    ntl_huber_from_stats,
-    ntl_mae_from_stats,
-    ntl_mse_from_stats,
-)
 from ntl_jax.losses.number_softmax import Support
-from ntl_jax.losses.positions import number_targets, token_weights
+from ntl_jax.losses.objective_terms import BY_PLACE, OVER_ALL, TERMS, stats_of_nothing
+from ntl_jax.losses.place_weights import place_weights
+from ntl_jax.losses.positions import token_weights
 from ntl_jax.losses.reduction import Term, weighted_sum_and_count
 from ntl_jax.losses.stats import NumberStats
-from ntl_jax.losses.wasserstein import ntl_was_from_stats
 from ntl_jax.number_vocab import NumberVocab
 
-_NUMBER_LOSSES = {
-    "was": ntl_was_from_stats,
-    "mse": ntl_mse_from_stats,
-    "mae": ntl_mae_from_stats,
-    "huber": ntl_huber_from_stats,
-}
-_TERMS = ("ce", *_NUMBER_LOSSES)
+_TERMS = tuple(TERMS)
+_PARAMETERS = ("sigma", "squash", "distance", "huber_delta", "tau", "place_base")
+_LEAVES = _TERMS + _PARAMETERS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +26,11 @@ class Objective:
 
     A coefficient of None leaves its loss out, at no cost. The others are pytree leaves:
     numbers or scalar arrays, so that ``vmap`` runs a sweep over them, where 0 switches
-    a loss off. The options are static.
+    a loss off. So are the parameters of the losses; the options are static.
 
-    Cross-entropy is averaged over the labels that are not ignored, the number losses
-    over those that are numbers (as ntloss and the paper's algorithm do), all weighted.
+    Cross-entropy and its Gaussian form are averaged over the labels that are not
+    ignored, the number losses over what they look at: labels that are numbers (as
+    ntloss and the paper's algorithm do), whole numbers, scores or rows, all weighted.
 
     >>> digits = {str(i): i for i in range(10)} | {"a": 10}
     >>> vocab = NumberVocab.from_mapping(digits, vocab_size=11)
@@ -58,26 +49,61 @@ class Objective:
 
     ce: float | None = 1.0
     """Cross-entropy."""
+    gce: float | None = None
+    """Gaussian cross-entropy, which takes the place of cross-entropy."""
     was: float | None = 0.3
     """NTL-WAS; 0.3 is the paper's lambda."""
+    cdf: float | None = None
+    """NTL-WAS by cumulative sums, for any target; see ``cdf_target``."""
     mse: float | None = None
     """NTL-MSE."""
     mae: float | None = None
     """NTL-MAE."""
     huber: float | None = None
     """NTL-Huber."""
+    dist2: float | None = None
+    """DIST2Loss."""
+    smmd: float | None = None
+    """SMMD."""
+    number_level: float | None = None
+    """The error of whole numbers, signs and decimals included."""
+    digit_entropy: float | None = None
+    """DEL, the digit entropy loss."""
+    ntil: float | None = None
+    """NTIL, without the scale that `ntil_total` gives it."""
+    raft: float | None = None
+    """RAFT: the squared error of one score a row, which cross-entropy then leaves."""
+    sigma: float | Float32[Array, ""] = 0.5
+    """Width of the Gaussian targets of ``gce`` and ``cdf`` [number value]."""
+    squash: float | Float32[Array, ""] | None = None
+    """Factor of `distances.squashed`, for ``was``."""
+    distance: Float32[Array, "K K"] | None = None
+    """Cost matrix of ``was``, such as those of `ntl_jax.losses.distances`."""
+    huber_delta: float | Float32[Array, ""] = 1.0
+    """Where NTL-Huber turns from square to straight [number value]."""
+    tau: float | Float32[Array, ""] = 1.0
+    """Temperature of DIST2Loss."""
+    place_base: float | Float32[Array, ""] | None = None
+    """Weighs digits by base^(digits to the right), in the losses on single tokens."""
     reweigh: bool = False
     """Charge the number losses for probability that is not on numbers."""
     support: Support = "numbers"
     """The softmax of the number losses: over the numbers, or over all tokens."""
     denominator: Literal["numbers", "all"] = "numbers"
-    """What a number loss is averaged over: number labels, or all (the paper's 1/N)."""
+    """What a number loss is averaged over: what it looks at, or all labels (the paper's
+    1/N)."""
+    cdf_target: Literal["label", "gaussian"] = "label"
+    """What ``cdf`` is the distance to: the label, or the soft target of ``gce``."""
+    log_space: bool = False
+    """``number_level``: compare logarithms."""
+    ntil_digits: Literal["straight_through", "expected"] = "straight_through"
+    """``ntil``: numbers from the likeliest digits, as released, or the expected."""
+    ce_on_score: bool = False
+    """Cross-entropy trains the score of ``raft`` too."""
     label_smoothing: float = 0.0
     """Of the cross-entropy, over the real vocabulary."""
     z_loss: float = 0.0
     """Adds z_loss * lse^2 to the cross-entropy."""
-    huber_delta: float = 1.0
-    """Where NTL-Huber turns from square to straight."""
     ignore_index: int = -100
     """The label that counts nothing."""
 
@@ -90,6 +116,12 @@ class Objective:
             raise ValueError(
                 f"label_smoothing must be in [0, 1), not {self.label_smoothing}."
             )
+        if self.cdf_target not in ("label", "gaussian"):
+            raise ValueError(
+                f"cdf_target must be 'label' or 'gaussian', not {self.cdf_target!r}."
+            )
+        if self.squash is not None and self.distance is not None:
+            raise ValueError("give was a squash or a distance, not both.")
         if not self.names:
             raise ValueError(
                 f"an Objective needs a coefficient for one of {', '.join(_TERMS)}."
@@ -107,6 +139,7 @@ class Objective:
         vocab: NumberVocab,
         *,
         weights: Float[Array, "*B"] | Bool[Array, "*B"] | None = None,
+        segment_ids: Int[Array, "*B"] | None = None,
     ) -> dict[str, Term]:
         """Every present loss as a sum and a count, without its coefficient.
 
@@ -115,17 +148,18 @@ class Objective:
             labels: token ids [*B].
             vocab: the number tokens.
             weights: non-negative weights [*B]; 1 where None.
+            segment_ids: [*B], where rows are packed: numbers end with their segment.
 
         Returns:
             {name: Term(sum, count)} of float32 scalars, to be added up over devices
             and micro-batches before `total` divides.
         """
-        counts = self.counts(labels, vocab, weights)
+        losses = self._losses(stats, labels, vocab, weights, segment_ids)
+        every = self._every(labels, weights)
         terms = {}
-        for name in self.names:
-            value, weight = self._token_losses(name, stats, labels, vocab, weights)
-            total = weighted_sum_and_count(value, weight).sum
-            terms[name] = Term(total, counts[name])
+        for name, (value, weight) in losses.items():
+            term = weighted_sum_and_count(value, weight)
+            terms[name] = term if self._own_count(name) else Term(term.sum, every)
         return terms
 
     def counts(
@@ -133,6 +167,7 @@ class Objective:
         labels: Int[Array, "*B"],
         vocab: NumberVocab,
         weights: Float[Array, "*B"] | Bool[Array, "*B"] | None = None,
+        segment_ids: Int[Array, "*B"] | None = None,
     ) -> dict[str, Float32[Array, ""]]:
         """What each loss is divided by, which labels and weights alone decide.
 
@@ -140,17 +175,14 @@ class Objective:
             labels: token ids [*B].
             vocab: the number tokens.
             weights: non-negative weights [*B]; 1 where None.
+            segment_ids: [*B], where rows are packed.
 
         Returns:
             {name: f32[]}: summed weights, the ``count`` of the terms of a call.
         """
-        ignore_index = self.ignore_index
-        every = jnp.sum(token_weights(labels, weights, ignore_index=ignore_index))
-        numbers = jnp.sum(
-            number_targets(labels, vocab, weights, ignore_index=ignore_index).weight
-        )
-        of_numbers = numbers if self.denominator == "numbers" else every
-        return {name: every if name == "ce" else of_numbers for name in self.names}
+        stats = stats_of_nothing(labels, vocab)
+        terms = self(stats, labels, vocab, weights=weights, segment_ids=segment_ids)
+        return {name: term.count for name, term in terms.items()}
 
     def total(
         self,
@@ -175,43 +207,56 @@ class Objective:
             total += jnp.asarray(getattr(self, name), jnp.float32) * term.mean
         return total
 
-    def _token_losses(self, name, stats, labels, vocab, weights):
-        common = {"weights": weights, "ignore_index": self.ignore_index}
-        if name == "ce":
-            return cross_entropy_from_stats(
-                stats,
-                labels,
-                vocab,
-                label_smoothing=self.label_smoothing,
-                z_loss=self.z_loss,
-                **common,
-            )
-        loss = _NUMBER_LOSSES[name]
-        if name == "huber":
-            loss = partial(loss, delta=self.huber_delta)
-        return loss(
-            stats, labels, vocab, reweigh=self.reweigh, support=self.support, **common
+    def _own_count(self, name: str) -> bool:
+        return name in OVER_ALL or self.denominator == "numbers"
+
+    def _every(self, labels, weights) -> Float32[Array, ""]:
+        """The summed weights of all labels that are not ignored."""
+        ignore_index = self.ignore_index
+        return jnp.sum(token_weights(labels, weights, ignore_index=ignore_index))
+
+    def _losses(self, stats, labels, vocab, weights, segment_ids):
+        """{name: (value, weight)} of the losses that are present."""
+        common = {"segment_ids": segment_ids, "ignore_index": self.ignore_index}
+        by_place = self._by_place(labels, vocab, weights, segment_ids)
+        losses = {}
+        for name in self.names:
+            w = by_place if name in BY_PLACE else weights
+            losses[name] = TERMS[name](self, stats, labels, vocab, weights=w, **common)
+        return losses
+
+    def _by_place(self, labels, vocab, weights, segment_ids):
+        """The weights of digits, larger the more digits follow."""
+        if self.place_base is None or not set(self.names) & set(BY_PLACE):
+            return weights
+        by_place = place_weights(
+            labels,
+            vocab,
+            base=self.place_base,
+            segment_ids=segment_ids,
+            ignore_index=self.ignore_index,
         )
+        return by_place if weights is None else by_place * jnp.asarray(weights)
 
 
-_OPTIONS = tuple(f.name for f in dataclasses.fields(Objective) if f.name not in _TERMS)
+_OPTIONS = tuple(f.name for f in dataclasses.fields(Objective) if f.name not in _LEAVES)
 
 
 def _flatten(objective: Objective):
-    leaves = tuple(getattr(objective, name) for name in _TERMS)
+    leaves = tuple(getattr(objective, name) for name in _LEAVES)
     return leaves, tuple(getattr(objective, name) for name in _OPTIONS)
 
 
 def _flatten_with_keys(objective: Objective):
     leaves, options = _flatten(objective)
-    keys = (jax.tree_util.GetAttrKey(name) for name in _TERMS)
+    keys = (jax.tree_util.GetAttrKey(name) for name in _LEAVES)
     return tuple(zip(keys, leaves, strict=True)), options
 
 
 def _unflatten(options, leaves) -> Objective:
     # Past __init__ and its checks: leaves may be tracers, or JAX's own placeholders.
     objective = object.__new__(Objective)
-    pairs = zip(_TERMS + _OPTIONS, (*leaves, *options), strict=True)
+    pairs = zip(_LEAVES + _OPTIONS, (*leaves, *options), strict=True)
     for name, value in pairs:
         object.__setattr__(objective, name, value)
     return objective

@@ -169,9 +169,9 @@ def test_vmap_over_coefficients_equals_one_run_each(vocab, batch):
 
 
 def test_coefficients_are_leaves_and_absent_terms_are_none(vocab, batch):
-    assert jax.tree.leaves(Objective(was=None, mse=2.0)) == [1.0, 2.0]
+    assert jax.tree.leaves(Objective(was=None, mse=2.0))[:2] == [1.0, 2.0]
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(Objective())]
-    assert paths == [".ce", ".was"]
+    assert paths == [".ce", ".was", ".sigma", ".huber_delta", ".tau"]
     assert jax.tree.structure(Objective()) == jax.tree.structure(Objective(was=0.5))
     assert jax.tree.structure(Objective()) != jax.tree.structure(Objective(mse=0.5))
     assert jax.tree.structure(Objective()) != jax.tree.structure(
@@ -219,7 +219,11 @@ def test_errors_name_what_is_wrong(unhooked):
         Objective(denominator="mean")
     with pytest.raises(ValueError, match=r"label_smoothing must be in \[0, 1\), not 1"):
         Objective(label_smoothing=1.0)
-    with pytest.raises(ValueError, match="coefficient for one of ce, was, mse"):
+    with pytest.raises(ValueError, match="coefficient for one of ce, gce, was"):
         Objective(ce=None, was=None)
+    with pytest.raises(ValueError, match="'label' or 'gaussian', not 'mean'"):
+        Objective(cdf_target="mean")
+    with pytest.raises(ValueError, match="a squash or a distance, not both"):
+        Objective(squash=2.0, distance=jnp.ones((10, 10)))
     with pytest.raises(dataclasses.FrozenInstanceError):
         Objective().was = 0.5
