@@ -17,8 +17,10 @@ from ntl_jax.losses import (
     number_level_loss,
     optimal_transport,
     rivals,
+    stats_from_logits,
     wasserstein,
 )
+from ntl_jax.losses.reduction import reduce_tokens
 
 # Digits out of order, one of them at id 0, among text, signs and columns without token.
 TOKENS = {"5": 0, "a": 1, "0": 2, "9": 3, "b": 4, "1": 5, "4": 6, "2": 7, "8": 8}
@@ -69,6 +71,20 @@ def with_cost(loss, cost, **options):
     return call
 
 
+def gaussian_and_ntl(logits, labels, vocab, *, reduction, ignore_index, weights):
+    """Gaussian cross-entropy and NTL to the same target, off one set of stats."""
+    options = {"ignore_index": ignore_index, "weights": weights}
+    stats = stats_from_logits(logits, labels, vocab, ignore_index=ignore_index)
+    target = gaussian.gaussian_targets(labels, vocab, 1.0)
+    gce = gaussian.gaussian_cross_entropy_from_stats(
+        stats, labels, vocab, sigma=1.0, **options
+    )
+    ntl = wasserstein.ntl_was_cdf_from_stats(
+        stats, labels, vocab, target=target, **options
+    )
+    return reduce_tokens(*gce, reduction) + 0.3 * reduce_tokens(*ntl, reduction)
+
+
 def plain_cross_entropy(logits, labels, vocab, **options):
     size = vocab.vocab_size
     return cross_entropy(logits, labels, vocab_size=size, **options)
@@ -76,6 +92,10 @@ def plain_cross_entropy(logits, labels, vocab, **options):
 
 def squashed(vocab):
     return {"distance": distances.squashed(vocab, 3.0)}
+
+
+def all_wrong_numbers_alike(vocab):
+    return {"distance": distances.squashed(vocab, 1.0)}
 
 
 def circular(vocab):
@@ -98,6 +118,7 @@ LOSSES = {
     "ntl_was": Loss(wasserstein.ntl_was),
     "ntl_was full": Loss(partial(wasserstein.ntl_was, support="full")),
     "ntl_was squashed": Loss(with_cost(wasserstein.ntl_was, squashed, reweigh=True)),
+    "ntl_was alike": Loss(with_cost(wasserstein.ntl_was, all_wrong_numbers_alike)),
     "ntl_was circular": Loss(with_cost(wasserstein.ntl_was, circular)),
     "ntl_was_cdf": Loss(wasserstein.ntl_was_cdf),
     "ntl_was_cdf target": Loss(with_target(wasserstein.ntl_was_cdf, reweigh=True)),
@@ -121,6 +142,7 @@ LOSSES = {
     "gaussian_cross_entropy doubled": Loss(
         partial(gaussian.gaussian_cross_entropy, sigma=2.0, form="doubled"), "all"
     ),
+    "gaussian_cross_entropy and NTL": Loss(gaussian_and_ntl, "all"),
     "number_level_loss": Loss(number_level_loss, "rows"),
     "number_level_loss log": Loss(partial(number_level_loss, log_space=True), "rows"),
     "number_level_loss ntloss": Loss(

@@ -28,6 +28,10 @@ from tests.losses.public_losses import (
     total_and_tokens,
 )
 
+# The names of functions; under other options they repeat much of what costs time here.
+PLAIN_FIRST = [
+    pytest.param(name, marks=pytest.mark.slow if " " in name else ()) for name in LOSSES
+]
 TRACES = []  # the shapes that the compiled program below was traced for
 
 
@@ -73,7 +77,7 @@ def test_every_loss_says_something(name):
     chex.assert_tree_all_finite((tokens, gradient))
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", PLAIN_FIRST)
 def test_eager_is_jit(name):
     _, tokens = total_and_tokens(name, *map(jnp.asarray, batch()))
     chex.assert_trees_all_close(tokens, standard()[name][0], rtol=1e-5, atol=1e-5)
@@ -271,7 +275,9 @@ def test_one_trace_whatever_the_data_holds():
     assert seen == TRACES.count(logits.shape) <= 2  # float32, and maybe bfloat16
 
 
-@pytest.mark.parametrize("name", [n for n, loss in LOSSES.items() if not loss.differs])
+@pytest.mark.parametrize(
+    "name", [case for case in PLAIN_FIRST if not LOSSES[case.values[0]].differs]
+)
 def test_gradients_in_float64(name, unhooked, monkeypatch):
     # The code as it is, but for what it takes float32 to be.
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
@@ -306,15 +312,23 @@ def test_a_prediction_that_is_right_is_left_alone():
     logits = jnp.full((1, COLUMNS), -1e4).at[:, half].set(0.0)
     target = jax.nn.softmax(logits)[:, VOCAB.token_ids]
     number_level_loss = ntl_jax.losses.number_level_loss
-    for loss in (
+    losses = (
         partial(ntl_jax.losses.ntl_was_cdf, target=target),
         ntl_jax.losses.ntl_mae,
         partial(ntl_jax.losses.ntl_huber, delta=0.5),
         number_level_loss,
         partial(number_level_loss, mode="ntloss"),
         partial(number_level_loss, log_space=True),
-    ):
-        value, gradient = jax.value_and_grad(
-            lambda z, loss=loss: loss(z, label, VOCAB, reduction="sum")
-        )(logits)
+    )
+
+    @jax.jit
+    def values_and_gradients(z):
+        return [
+            jax.value_and_grad(
+                lambda z, loss=loss: loss(z, label, VOCAB, reduction="sum")
+            )(z)
+            for loss in losses
+        ]
+
+    for value, gradient in values_and_gradients(logits):
         assert value == 0 and not gradient.any()

@@ -241,6 +241,9 @@ FORMULAS = {
     "ntl_was": was,
     "ntl_was full": lambda b: was(b, b.p),
     "ntl_was squashed": partial(was, cost=squashed(3.0), reweigh=True),
+    "ntl_was alike": lambda b: b.at_numbers(
+        1 - b.q.gather(-1, b.row[..., None])[..., 0]
+    ),
     "ntl_was circular": partial(was, cost=torch.minimum(STEPS, 10 - STEPS)),
     "ntl_was_cdf": was_cdf,
     "ntl_was_cdf target": partial(was_cdf, sigma=1.0, reweigh=True),
@@ -253,6 +256,9 @@ FORMULAS = {
     "gaussian_cross_entropy": partial(gaussian_cross_entropy, sigma=0.5),
     "gaussian_cross_entropy doubled": partial(
         gaussian_cross_entropy, sigma=2.0, doubled=True
+    ),
+    "gaussian_cross_entropy and NTL": lambda b: (
+        gaussian_cross_entropy(b, 1.0) + 0.3 * was_cdf(b, 1.0)
     ),
     "number_level_loss": number_level,
     "number_level_loss log": partial(number_level, log_space=True),
