@@ -16,7 +16,7 @@ PATH = pathlib.Path(__file__).with_name("number_level.npz")
 
 
 def value_and_gradient(case) -> tuple[np.ndarray, np.ndarray]:
-    """The weighted losses [4, T], and the gradient of their product with a cotangent."""
+    """The weighted losses [4, T], and the gradient of their sum with cotangents."""
     loss = ntloss.NumberLevelLoss(
         VOCABULARY,
         vocab_size=VOCABULARY.vocab_size,
