@@ -12,6 +12,7 @@ import pytest
 
 from ntl_jax import NumberVocab
 from ntl_jax.number_vocab import POLICIES
+from tests.parity.loss_cases import Vocabulary
 
 TOKENS = ["1", "▁1", "Ġ1", " 1", "٣", "1_000", "12", "0.5", ".5", "5.", "+3", "-3"]
 TOKENS += ["1e5", "inf", "nan", "½", "１", "", "▁", "1a", "▁▁1", ".", "▁-", "−", "2"]  # noqa: RUF001
@@ -200,9 +201,8 @@ def test_a_tokenizer_shorter_than_the_logits(t5_tokenizer):
 
 def test_the_ntloss_policy_is_what_ntloss_takes():
     ntloss = pytest.importorskip("ntloss")
-    from tests.parity.torch_losses import StubTokenizer
-
-    reference = ntloss.NTLoss(StubTokenizer(MAPPING), vocab_size=40, digit_level=False)
+    tokenizer = Vocabulary(tuple(MAPPING.items()), 40, (-100, -100, -100))
+    reference = ntloss.NTLoss(tokenizer, vocab_size=40, digit_level=False)
     vocab = build("ntloss")
     assert reference.number_token_ids.tolist() == vocab.token_ids.tolist()
     assert reference.number_values_dense.tolist() == vocab.values.tolist()
