@@ -104,7 +104,7 @@ def stats_from_hidden(
     single = hidden.ndim == 1
     if single:
         hidden, labels = hidden[None], labels[None]
-    stats = cast(NumberStats, _fused_stats(head, hidden, kernel, bias, labels))
+    stats = cast(NumberStats, fused_stats(head, hidden, kernel, bias, labels))
     return NumberStats(*(x[0] for x in stats)) if single else stats
 
 
@@ -164,7 +164,8 @@ def check_head(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _fused_stats(head, hidden, kernel, bias, labels) -> NumberStats:
+def fused_stats(head, hidden, kernel, bias, labels) -> NumberStats:
+    """`stats_from_hidden` of checked arguments, with at least one axis of tokens."""
     return _forward(head, hidden, kernel, bias, labels)[0]
 
 
@@ -204,7 +205,7 @@ def _backward(head: Head, residuals, cotangent: NumberStats):
     return d_hidden, *cast_gradients(gradients, kernel, bias), None
 
 
-_fused_stats.defvjp(_forward, _backward)
+fused_stats.defvjp(_forward, _backward)
 
 
 def cast_gradients(

@@ -8,7 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses import fused_tiles as tiles
-from ntl_jax.losses.fused import cast_gradients, check_head, make_head, read_sums
+from ntl_jax.losses.fused import (
+    cast_gradients,
+    check_head,
+    make_head,
+    read_sums,
+)
 from ntl_jax.losses.fused_tiles import GroupedGradients, Head, LogitSums
 from ntl_jax.losses.objective import Objective
 from ntl_jax.losses.positions import safe_labels
@@ -25,6 +30,7 @@ def objective_from_hidden(
     vocab: NumberVocab,
     *,
     weights: Float[Array, "*B"] | Bool[Array, "*B"] | None = None,
+    segment_ids: Int[Array, "*B"] | None = None,
     counts: dict[str, Float32[Array, ""]] | None = None,
     bias: Float[Array, "V"] | None = None,
     logit_scale: float = 1.0,
@@ -42,9 +48,9 @@ def objective_from_hidden(
     in all, like the dense path, where `stats_from_hidden` has four. Without a gradient
     there is one.
 
-    This asks that, given all number logits, the objective is a sum over positions:
-    that what a position adds to the gradient of its own lse, label logit and logit sum
-    depends on no other position's. True of every loss here.
+    This asks that, given all number logits, the gradient by the lse, label logit and
+    logit sum of a position depends on those of no other: true of every loss of an
+    Objective, those of whole numbers included.
 
     Args:
         objective: what to minimise. Its ``ignore_index`` holds.
@@ -53,6 +59,7 @@ def objective_from_hidden(
         labels: token ids [*B].
         vocab: the number tokens.
         weights: non-negative weights [*B]; 1 where None.
+        segment_ids: [*B], where rows are packed: numbers end with their segment.
         counts: what `Objective.counts` returns for the whole step, where this is a part
             of it: a micro-batch or a device.
         bias, logit_scale, soft_cap, tile_tokens, row_groups: as in `stats_from_hidden`.
@@ -83,35 +90,44 @@ def objective_from_hidden(
     if hidden.ndim == 1:  # a single position
         hidden, labels = hidden[None], labels[None]
         weights = None if weights is None else jnp.asarray(weights)[None]
+        segment_ids = None if segment_ids is None else segment_ids[None]
     if weights is not None:
         weights = jnp.asarray(weights).astype(jnp.float32)
     if counts is None:
-        counts = objective.counts(labels, vocab, weights)
+        counts = objective.counts(labels, vocab, weights, segment_ids)
     objective = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), objective)
     objective, kernel, bias, weights, counts = tiles.vary_like(
         (objective, kernel, bias, weights, counts), hidden
     )
     result = _fused_total(
-        head, objective, hidden, kernel, bias, labels, weights, counts
+        head, objective, hidden, kernel, bias, labels, weights, segment_ids, counts
     )
     total, terms = cast(tuple[Array, dict[str, Term]], result)
     return total, jax.lax.stop_gradient(terms)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _fused_total(head: Head, objective, hidden, kernel, bias, labels, weights, counts):
+def _fused_total(
+    head: Head, objective, hidden, kernel, bias, labels, weights, segment_ids, counts
+):
     ids = safe_labels(labels, head.vocab.vocab_size, ignore_index=head.ignore_index)
     sums = read_sums(head, hidden, kernel, bias, ids)
     stats = sums.stats(tiles.number_logits_of(head, hidden, kernel, bias))
-    terms = objective(stats, labels, head.vocab, weights=weights)
+    terms = objective(
+        stats, labels, head.vocab, weights=weights, segment_ids=segment_ids
+    )
     return objective.total(terms, counts), terms
 
 
-def _forward(head: Head, objective, hidden, kernel, bias, labels, weights, counts):
+def _forward(
+    head: Head, objective, hidden, kernel, bias, labels, weights, segment_ids, counts
+):
     numbers = tiles.number_logits_of(head, hidden, kernel, bias)
 
     def total(stats, objective, weights, counts):
-        terms = objective(stats, labels, head.vocab, weights=weights)
+        terms = objective(
+            stats, labels, head.vocab, weights=weights, segment_ids=segment_ids
+        )
         return objective.total(terms, counts), terms
 
     def total_of_stats(stats):
@@ -128,8 +144,8 @@ def _forward(head: Head, objective, hidden, kernel, bias, labels, weights, count
         head, d_hidden, gradients, hidden, kernel, numbers, d_stats.number_logits
     )
     d_kernel, d_bias = cast_gradients(gradients, kernel, bias)
-    residuals = d_objective, d_hidden, d_kernel, d_bias, None, d_weights, d_counts
-    return (value, terms), residuals
+    of_inputs = d_objective, d_hidden, d_kernel, d_bias, None, d_weights, None, d_counts
+    return (value, terms), of_inputs
 
 
 def _pull_tiles(head: Head, total_of_stats, hidden, kernel, bias, labels, numbers):
@@ -194,13 +210,13 @@ def _tile_cotangent(total_of_stats, numbers, tiling):
     return cotangent_of
 
 
-def _backward(head: Head, residuals, cotangents):
+def _backward(head: Head, of_inputs, cotangents):
     of_total, _ = cotangents
 
     def scale(gradient):
         return (gradient.astype(jnp.float32) * of_total).astype(gradient.dtype)
 
-    return jax.tree.map(scale, residuals)
+    return jax.tree.map(scale, of_inputs)
 
 
 _fused_total.defvjp(_forward, _backward)

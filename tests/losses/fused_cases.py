@@ -12,9 +12,11 @@ from ntl_jax import NumberVocab
 from ntl_jax.losses import NumberStats, stats_from_logits
 
 # Ten digits at odd places among 31 tokens, one of them at id 0; 37 columns, a prime.
+MINUS, POINT = 2, 5
 IDS = (0, 3, 4, 8, 11, 12, 17, 20, 29, 30)
 VOCAB = NumberVocab.from_mapping(
-    {str(d): i for d, i in enumerate(IDS)} | {"a": 1}, vocab_size=31
+    {str(d): i for d, i in enumerate(IDS)} | {"a": 1, "-": MINUS, ".": POINT},
+    vocab_size=31,
 )
 COLUMNS = 37
 WIDTH = 5
@@ -52,12 +54,16 @@ class Case:
         return jax.tree.map(lambda x: jnp.asarray(x, dtype), (hidden, kernel, bias))
 
     def labels(self, seed: int = 0) -> jax.Array:
-        """About half numbers, a quarter ignored."""
+        """About half digits, a quarter ignored; the first row begins with -12.3."""
         rng = np.random.default_rng(seed)
         labels = rng.integers(0, VOCAB.vocab_size, size=self.shape)
         numbers = rng.choice(IDS, size=self.shape)
         labels = np.where(rng.random(self.shape) < 0.5, numbers, labels)
-        return jnp.asarray(np.where(rng.random(self.shape) < 0.25, -100, labels))
+        labels = np.where(rng.random(self.shape) < 0.25, -100, labels)
+        first_row = labels.reshape(-1, *labels.shape[-1:])[:1]
+        start = [MINUS, IDS[1], IDS[2], POINT, IDS[3]][: first_row.shape[-1]]
+        first_row[..., : len(start)] = start[0] if labels.ndim == 0 else start
+        return jnp.asarray(labels)
 
     def weights(self, seed: int = 0) -> jax.Array:
         rng = np.random.default_rng(seed)

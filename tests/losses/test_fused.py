@@ -134,6 +134,7 @@ def test_each_position_has_a_gradient_of_its_own(backward):
     head, labels = case.head(), case.labels()
     one_hot = jnp.eye(5, dtype=jnp.float32)
 
+    @partial(jax.jit, static_argnums=0)
     def jacobian(stats_of):
         _, pull = jax.vjp(lambda head: stats_of(case, head, labels).lse, head)
         return jax.vmap(pull)(one_hot)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from ntl_jax import Objective, objective_from_hidden
+from ntl_jax.losses.objective_terms import TERMS
 from ntl_jax.losses.stats import NumberStats
 from tests.losses.fused_cases import (
     VOCAB,
@@ -28,32 +29,30 @@ OBJECTIVES = {
     "reweigh": dataclasses.replace(EVERYTHING, reweigh=True, label_smoothing=0.1),
     "full": dataclasses.replace(EVERYTHING, support="full", z_loss=1e-2),
     "one_over_n": dataclasses.replace(EVERYTHING, denominator="all"),
+    "soft": Objective(
+        gce=0.5, cdf=0.2, dist2=0.1, smmd=0.3, cdf_target="gaussian", place_base=1.2
+    ),
+    "whole": Objective(number_level=0.5, digit_entropy=0.1, ntil=0.2, raft=0.1),
 }
-CASES = [Case(), Case(shape=(13,), tile_tokens=4, bias=False, soft_cap=None)]
+FLAT = Case(shape=(13,), tile_tokens=4, bias=False, soft_cap=None)
+GRID = [
+    (Case(), name) for name in ("ce_smoothed_z", "full", "reweigh", "soft", "whole")
+]
+GRID += [(FLAT, name) for name in ("ce", "was", "everything", "one_over_n")]
 
 
-def fused_total(case, objective, head, labels, weights=None, counts=None):
+def fused_total(case, objective, head, labels, weights=None, **step):
     hidden, kernel, bias = head
-    return objective_from_hidden(
-        objective,
-        hidden,
-        kernel,
-        labels,
-        VOCAB,
-        weights=weights,
-        counts=counts,
-        bias=bias,
-        tile_tokens=case.tile_tokens,
-        **case.options,
-    )
+    options = case.options | step | {"weights": weights, "bias": bias}
+    options["tile_tokens"] = case.tile_tokens
+    return objective_from_hidden(objective, hidden, kernel, labels, VOCAB, **options)
 
 
-def dense_total(case, objective, head, labels, weights=None, counts=None):
-    stats = dense_stats(
-        head, labels, ignore_index=objective.ignore_index, **case.options
-    )
-    terms = objective(stats, labels, VOCAB, weights=weights)
-    return objective.total(terms, counts), terms
+def dense_total(case, objective, head, labels, weights=None, segment_ids=None):
+    options = case.options | {"ignore_index": objective.ignore_index}
+    stats = dense_stats(head, labels, **options)
+    terms = objective(stats, labels, VOCAB, weights=weights, segment_ids=segment_ids)
+    return objective.total(terms), terms
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -64,8 +63,7 @@ def differentiated(total_of, case, objective, head, labels, weights=None):
     return run(case, objective, head, labels, weights)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize(("case", "name"), GRID, ids=str)
 def test_values_and_gradients_equal_the_dense_path(case, name):
     objective, head, labels = OBJECTIVES[name], case.head(), case.labels()
     weights = case.weights() if case.bias else None
@@ -79,32 +77,61 @@ def test_values_and_gradients_equal_the_dense_path(case, name):
         )
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_what_a_position_asks_of_its_sums_depends_on_no_other(name):
-    """The assumption that lets a tile be pulled back before the next is pushed."""
-    objective, case = OBJECTIVES[name], Case()
-    labels, weights = case.labels(), case.weights()
-    stats = dense_stats(case.head(), labels)
+KINDS = [(name, kind) for name in TERMS for kind in ("numbers", "reweigh", "full")]
+KINDS.remove(("number_level", "reweigh"))  # which it refuses
 
-    @jax.jit
-    def cotangent_of(stats):
-        def total(stats):
-            return objective.total(objective(stats, labels, VOCAB, weights=weights))
 
-        return jax.grad(total)(stats)._replace(number_logits=None)
-
-    first = jnp.arange(case.shape[-1]) < 3
+def cotangents_with_and_without_a_move(total):
+    """Those of lse, label logit and logit sum at positions that stay, others moved."""
+    stats = dense_stats(Case().head(), Case().labels())
+    stays = jnp.arange(Case().shape[-1]) % 2 == 0
     moved = NumberStats(
-        *(
-            jnp.where(first[None], x, x + 1) if x.ndim == 2 else x
-            for x in (stats.lse, stats.label_logit, stats.number_logits)
-        ),
-        jnp.where(first[None], stats.logit_sum, 0.0),
+        stats.lse + jnp.where(stays, 0.0, 1.5)[None],
+        stats.label_logit - jnp.where(stays, 0.0, 0.5)[None],
+        stats.number_logits,
+        stats.logit_sum + jnp.where(stays, 0.0, 2.0)[None],
     )
-    here, there = cotangent_of(stats), cotangent_of(moved)
-    chex.assert_trees_all_equal(
-        *(jax.tree.map(lambda x: x[:, :3], c) for c in (here, there))
+    cotangent_of = jax.jit(jax.grad(total))
+    return (
+        jax.tree.map(lambda x: x[:, stays], c._replace(number_logits=None))
+        for c in (cotangent_of(stats), cotangent_of(moved))
     )
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_what_a_position_asks_of_its_sums_depends_on_no_other(name, kind):
+    """The assumption that lets a tile be pulled back before the next is pushed."""
+    options = {"reweigh": True} if kind == "reweigh" else {"support": kind}
+    objective = Objective(**(dict.fromkeys(TERMS) | {name: 1.0}), **options)
+    labels, weights = Case().labels(), Case().weights() + 0.1
+
+    def total(stats):
+        return objective.total(objective(stats, labels, VOCAB, weights=weights))
+
+    chex.assert_trees_all_equal(*cotangents_with_and_without_a_move(total))
+
+
+def test_a_product_of_two_positions_is_seen():
+    def total(stats):
+        return jnp.sum(stats.lse[:, 0] * stats.lse[:, 1])
+
+    with pytest.raises(AssertionError):
+        chex.assert_trees_all_equal(*cotangents_with_and_without_a_move(total))
+
+
+def test_packed_rows():
+    case, objective = Case(), OBJECTIVES["whole"]
+    head, labels = case.head(), case.labels()
+    segment_ids = jnp.array([[0, 0, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 0, 1]])
+
+    def run(total_of, segment_ids):
+        total = partial(total_of, case, objective, segment_ids=segment_ids)
+        return jax.jit(jax.value_and_grad(total, has_aux=True))(head, labels)
+
+    actual = run(fused_total, segment_ids)
+    assert_close(actual, run(dense_total, segment_ids))
+    with pytest.raises(AssertionError):
+        assert_close(actual, run(dense_total, None))
 
 
 def test_the_gradient_of_twice_the_total_is_twice_the_gradient():
@@ -124,9 +151,11 @@ def test_the_gradient_of_twice_the_total_is_twice_the_gradient():
 def test_terms_have_no_gradient():
     case = Case()
     head, labels = case.head(), case.labels()
-    gradient = jax.grad(
-        lambda head: fused_total(case, EVERYTHING, head, labels)[1]["ce"].sum
-    )(head)
+
+    def of_term(head):
+        return fused_total(case, EVERYTHING, head, labels)[1]["ce"].sum
+
+    gradient = jax.jit(jax.grad(of_term))(head)
     assert not any(x.any() for x in gradient)
 
 
@@ -229,7 +258,7 @@ def test_a_single_position_and_another_ignore_index():
     case, objective = Case(shape=()), dataclasses.replace(EVERYTHING, ignore_index=4)
     head = case.head()
     for label in (3, 4):
-        args = (objective, head, jnp.int32(label), jnp.float32(2))
+        args = (objective, head, jnp.int32(label))
         actual = differentiated(fused_total, case, *args)
         assert_close(actual, differentiated(dense_total, case, *args))
 
