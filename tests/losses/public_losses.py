@@ -170,6 +170,26 @@ def batch() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return logits, labels, weights
 
 
+def extremes() -> dict[str, np.ndarray]:
+    """Logits that a softmax can fail on."""
+    logits, _, _ = batch()
+    large = np.where(logits > 1, np.float32(1e30), logits)
+    lonely = np.where(logits > 0, -np.float32(np.inf), logits)
+    lonely[0, 1] = lonely[2, 0] = -np.inf  # and two positions with nothing else
+    off_numbers = logits.copy()
+    off_numbers[..., VOCAB.token_ids] = -np.inf
+    gap = np.where(logits == logits.max(axis=-1, keepdims=True), 1e4, -1e4)
+    return {
+        "1e30": large,
+        "-1e30": -large,
+        "both": np.where(logits < -1, np.float32(-1e30), large),
+        "-inf": lonely,
+        "-inf on numbers": off_numbers,
+        "huge gaps": gap.astype(np.float32),
+        "alike": np.full_like(logits, 3e4),
+    }
+
+
 def moved(places: np.ndarray) -> NumberVocab:
     """VOCAB with token i at places[i]."""
     tokens = {token: int(places[i]) for token, i in TOKENS.items()}

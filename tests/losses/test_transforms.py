@@ -5,6 +5,7 @@ All of them are compiled as one program, [B, T, V] logits to {name: ([B, T] loss
 """
 
 import inspect
+import sys
 from functools import cache, partial
 
 import chex
@@ -23,6 +24,7 @@ from tests.losses.public_losses import (
     TOKENS,
     VOCAB,
     batch,
+    extremes,
     losses_and_gradients,
     moved,
     total_and_tokens,
@@ -144,6 +146,32 @@ def test_nothing_off_the_support():
             assert not tokens[~where].any() and not gradient[~where].any(), name
 
 
+def test_values_before_their_weights_are_0_off_the_support(monkeypatch):
+    """What an objective is given; a weight of 0 afterwards hides nothing here."""
+    for module in ("on_logits", "cross_entropy"):
+        monkeypatch.setattr(
+            sys.modules[f"ntl_jax.losses.{module}"],
+            "reduce_tokens",
+            lambda value, weight, reduction: jnp.stack([value, weight], axis=-1),
+        )
+    names = [name for name in LOSSES if "and NTL" not in name]  # reduces by itself
+
+    @jax.jit
+    def pairs(logits, labels, weights):
+        options = {"weights": weights, "ignore_index": IGNORED, "reduction": None}
+        return {n: LOSSES[n].call(logits, labels, VOCAB, **options) for n in names}
+
+    logits, labels, weights = batch()
+    number = (labels != IGNORED) & (VOCAB.row[np.maximum(labels, 0)] >= 0)
+    for name, pair in pairs(logits, labels, weights).items():
+        value, weight = np.moveaxis(np.asarray(pair), -1, 0)
+        assert (weight[value != 0] > 0).all(), name
+        if not LOSSES[name].by_row:
+            counted = number if LOSSES[name].counts != "all" else labels != IGNORED
+            np.testing.assert_array_equal(weight[weight != 0], weights[weight != 0])
+            assert not weight[~counted | (weights == 0)].any(), name
+
+
 @pytest.mark.parametrize("emptied", ["ignored", "text", "weights"])
 def test_nothing_to_count(emptied):
     logits, labels, weights = batch()
@@ -173,25 +201,6 @@ def test_what_is_not_counted_may_hold_anything(poison):
                 chex.assert_trees_all_equal(
                     arrays, standard()[name], custom_message=name
                 )
-
-
-def extremes() -> dict[str, np.ndarray]:
-    logits, _, _ = batch()
-    large = np.where(logits > 1, np.float32(1e30), logits)
-    lonely = np.where(logits > 0, -np.float32(np.inf), logits)
-    lonely[0, 1] = lonely[2, 0] = -np.inf  # and two positions with nothing else
-    off_numbers = logits.copy()
-    off_numbers[..., VOCAB.token_ids] = -np.inf
-    gap = np.where(logits == logits.max(axis=-1, keepdims=True), 1e4, -1e4)
-    return {
-        "1e30": large,
-        "-1e30": -large,
-        "both": np.where(logits < -1, np.float32(-1e30), large),
-        "-inf": lonely,
-        "-inf on numbers": off_numbers,
-        "huge gaps": gap.astype(np.float32),
-        "alike": np.full_like(logits, 3e4),
-    }
 
 
 @pytest.mark.parametrize("kind", extremes())
