@@ -144,13 +144,28 @@ def write_columns(
     grad += jnp.where(column == labels[..., None], cotangents.label_logit[..., None], 0)
     grad += cotangents.logit_sum[..., None]
     if cotangents.number_logits.shape[-1]:
-        # A gather from a table with one column of zeros more, and not a scatter, so
-        # that it fuses with the sum it joins.
-        padding = [(0, 0)] * (z.ndim - 1) + [(0, 1)]
-        d_number = jnp.pad(cotangents.number_logits, padding)  # [*B, K + 1]
-        grad += jnp.take(d_number, number_of_column, axis=-1, mode="clip")
+        grad += to_columns(cotangents.number_logits, number_of_column)
     fixed = (column >= vocab_size) | (logits.astype(jnp.float32) <= MASKED_LOGIT)
     return jnp.where(fixed, 0.0, grad).astype(logits.dtype)
+
+
+def to_columns(
+    d_number: Float32[Array, "*B K"], number_of_column: Ids
+) -> Float32[Array, "*B C"]:
+    """Puts what belongs to K numbers into their columns, 0 elsewhere.
+
+    A gather from a table with one column of zeros more, and not a scatter, so that it
+    fuses with the sum it joins.
+
+    Args:
+        d_number: [*B, K].
+        number_of_column: [C], which number each column is, K for none.
+
+    Returns:
+        f32[*B, C].
+    """
+    padding = [(0, 0)] * (d_number.ndim - 1) + [(0, 1)]
+    return jnp.take(jnp.pad(d_number, padding), number_of_column, axis=-1, mode="clip")
 
 
 def numbers_of_columns(

@@ -86,6 +86,7 @@ def ntl_dot_product(
         weights=weights,
         reduction=reduction,
         ignore_index=ignore_index,
+        numbers_only=support == "numbers" and not reweigh,
         reweigh=reweigh,
         support=support,
     )

@@ -86,7 +86,8 @@ class Objective:
     place_base: float | Float32[Array, ""] | None = None
     """Weighs digits by base^(digits to the right), in the losses on single tokens."""
     reweigh: bool = False
-    """Charge the number losses for probability that is not on numbers."""
+    """Charge NTL-WAS, its CDF form and NTL on the expected value for probability that
+    is not on numbers."""
     support: Support = "numbers"
     """The softmax of the number losses: over the numbers, or over all tokens."""
     denominator: Literal["numbers", "all"] = "numbers"

@@ -112,12 +112,7 @@ def _huber(options, stats, labels, vocab, *, segment_ids, **common):
 
 def _number_level(options, stats, labels, vocab, **common):
     return number_level_loss_from_stats(
-        stats,
-        labels,
-        vocab,
-        log_space=options.log_space,
-        reweigh=options.reweigh,
-        **common,
+        stats, labels, vocab, log_space=options.log_space, **common
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.reduction import Reduction, reduce_tokens
-from ntl_jax.losses.stats import stats_from_logits
+from ntl_jax.losses.stats import stats_from_logits, stats_of_numbers
 from ntl_jax.number_vocab import NumberVocab
 
 
@@ -18,6 +18,7 @@ def on_logits(
     weights: Float[Array, "*B"] | Bool[Array, "*B"] | None = None,
     reduction: Reduction = None,
     ignore_index: int = -100,
+    numbers_only: bool = False,
     **options,
 ) -> Float32[Array, "..."]:
     """Reads the stats off the logits, takes the loss of each position and reduces.
@@ -33,6 +34,7 @@ def on_logits(
         reduction: None for the weighted losses [*B], "sum" for their sum, "mean" for
             the sum over the sum of the weights that the loss counts.
         ignore_index: the label that counts nothing.
+        numbers_only: whether the loss reads the number logits and nothing else.
         **options: further options of the loss.
 
     Returns:
@@ -42,7 +44,8 @@ def on_logits(
         TypeError, ValueError: as `ntl_jax.losses.stats_from_logits` does, and for an
             unknown reduction.
     """
-    stats = stats_from_logits(logits, labels, vocab, ignore_index=ignore_index)
+    read = stats_of_numbers if numbers_only else stats_from_logits
+    stats = read(logits, labels, vocab, ignore_index=ignore_index)
     value, weight = loss_from_stats(
         stats, labels, vocab, weights=weights, ignore_index=ignore_index, **options
     )

@@ -85,6 +85,7 @@ def ntl_optimal_transport(
         weights=weights,
         reduction=reduction,
         ignore_index=ignore_index,
+        numbers_only=support == "numbers" and not reweigh,
         reweigh=reweigh,
         support=support,
     )

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Float32, Int
 
 from ntl_jax.losses.column_passes import AxisName, read_pass, write_pass
 from ntl_jax.losses.columns import MASKED_LOGIT as MASKED_LOGIT
-from ntl_jax.losses.columns import ColumnCotangents
+from ntl_jax.losses.columns import ColumnCotangents, numbers_of_columns, to_columns
 from ntl_jax.losses.positions import check_labels, safe_labels
 from ntl_jax.number_vocab import NumberVocab
 
@@ -102,6 +102,55 @@ def stats_without_numbers(
     check_labels(logits, labels)
     labels = safe_labels(labels, vocab_size, ignore_index=ignore_index)
     return _dense_stats(vocab_size, None, None, logits, labels)
+
+
+def stats_of_numbers(
+    logits: Float[Array, "*B V"],
+    labels: Int[Array, "*B"],
+    vocab: NumberVocab,
+    *,
+    ignore_index: int = -100,
+) -> NumberStats:
+    """Like `stats_from_logits`, for a loss that reads the number logits alone.
+
+    It looks at K columns only, which is many times faster forward.
+
+    Args:
+        logits: [*B, V] of any floating dtype.
+        labels: token ids [*B].
+        vocab: the number tokens.
+        ignore_index: the label that counts nothing.
+
+    Returns:
+        NumberStats over [*B], float32, 0 but for the number logits.
+    """
+    del ignore_index
+    check_labels(logits, labels)
+    vocab.check_columns(logits.shape[-1])
+    nothing = jnp.zeros(labels.shape, jnp.float32)
+    return NumberStats(nothing, nothing, _number_logits(vocab, logits), nothing)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _number_logits(vocab: NumberVocab, logits):
+    numbers = jnp.take(logits, vocab.token_ids, axis=-1, mode="clip")  # [*B, K]
+    return jnp.maximum(numbers.astype(jnp.float32), MASKED_LOGIT)
+
+
+def _numbers_forward(vocab, logits):
+    return _number_logits(vocab, logits), logits
+
+
+def _numbers_backward(vocab, logits, cotangent):
+    gradient = to_columns(
+        cotangent, numbers_of_columns(logits.shape[-1], vocab.token_ids)
+    )
+    # Zeros at -inf; and reading the logits keeps the gradient sharded as they are.
+    fixed = logits.astype(jnp.float32) <= MASKED_LOGIT
+    return (jnp.where(fixed, 0.0, gradient).astype(logits.dtype),)
+
+
+_number_logits.defvjp(_numbers_forward, _numbers_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))

@@ -67,6 +67,7 @@ def digit_entropy(
         weights=weights,
         reduction=reduction,
         ignore_index=ignore_index,
+        numbers_only=True,
         paper_compat=paper_compat,
         segment_ids=segment_ids,
     )

@@ -60,6 +60,7 @@ def dist2(
         weights=weights,
         reduction=reduction,
         ignore_index=ignore_index,
+        numbers_only=support == "numbers",
         tau=tau,
         support=support,
     )

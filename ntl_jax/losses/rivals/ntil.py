@@ -71,6 +71,7 @@ def ntil(
         weights=weights,
         reduction=reduction,
         ignore_index=ignore_index,
+        numbers_only=True,
         **options,
     )
 

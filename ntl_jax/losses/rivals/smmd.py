@@ -130,6 +130,7 @@ def smmd(
         weights=weights,
         reduction=reduction,
         ignore_index=ignore_index,
+        numbers_only=support == "numbers",
         matrix=matrix,
         support=support,
     )
