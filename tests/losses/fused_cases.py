@@ -60,9 +60,8 @@ class Case:
         numbers = rng.choice(IDS, size=self.shape)
         labels = np.where(rng.random(self.shape) < 0.5, numbers, labels)
         labels = np.where(rng.random(self.shape) < 0.25, -100, labels)
-        first_row = labels.reshape(-1, *labels.shape[-1:])[:1]
-        start = [MINUS, IDS[1], IDS[2], POINT, IDS[3]][: first_row.shape[-1]]
-        first_row[..., : len(start)] = start[0] if labels.ndim == 0 else start
+        if labels.ndim > 0 and labels.shape[-1] >= 5:
+            labels[(0,) * (labels.ndim - 1)][:5] = MINUS, IDS[1], IDS[2], POINT, IDS[3]
         return jnp.asarray(labels)
 
     def weights(self, seed: int = 0) -> jax.Array:

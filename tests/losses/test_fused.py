@@ -11,15 +11,11 @@ import pytest
 
 from ntl_jax import NumberStats, NumberVocab, stats_from_hidden
 from tests.losses.fused_cases import (
-    COLUMNS,
     VOCAB,
-    WIDTH,
     Case,
     assert_close,
     dense_stats,
-    largest_array,
     random_cotangent,
-    wide_matmuls,
 )
 
 BOTH = pytest.mark.parametrize("backward", ["tokens", "columns"])
@@ -289,55 +285,6 @@ def test_another_ignore_index():
     assert_close(actual, reference(case, head, moved, ignore_index=4))
 
 
-def big(backward="tokens"):
-    """(fused, dense, arguments): gradients where the logits are the largest by far."""
-    columns, vocab = 1024, dataclasses.replace(VOCAB, vocab_size=1000)
-    hidden = jnp.ones((2, 256, 8))
-    labels = jnp.ones((2, 256), jnp.int32)
-
-    def fused(hidden, kernel):
-        stats = stats_from_hidden(
-            hidden, kernel, labels, vocab, tile_tokens=64, backward=backward
-        )
-        return jnp.sum(stats.lse - stats.label_logit)
-
-    def dense(hidden, kernel):
-        stats = dense_stats((hidden, kernel, None), labels, vocab=vocab)
-        return jnp.sum(stats.lse - stats.label_logit)
-
-    return fused, dense, (hidden, jnp.ones((8, columns)))
-
-
-@BOTH
-def test_no_array_is_larger_than_a_tile(backward):
-    fused, dense, args = big(backward)
-    both = partial(jax.value_and_grad, argnums=(0, 1))
-    assert largest_array(both(fused), *args) == 64 * 1024
-    assert largest_array(both(dense), *args) == 512 * 1024
-
-
-@BOTH
-def test_memory_is_a_fraction_of_the_dense_path(backward):
-    fused, dense, args = big(backward)
-
-    def temporary(fn):
-        compiled = jax.jit(jax.grad(fn, argnums=(0, 1))).lower(*args).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
-
-    assert temporary(dense) >= 512 * 1024 * 4
-    assert temporary(fused) < temporary(dense) / 3
-
-
-@BOTH
-def test_four_matrix_products(backward):
-    fused, dense, args = big(backward)
-    both = partial(jax.value_and_grad, argnums=(0, 1))
-    assert wide_matmuls(fused, *args, columns=1024) == 1
-    if backward == "tokens":
-        assert wide_matmuls(both(fused), *args, columns=1024) == 4
-    assert wide_matmuls(both(dense), *args, columns=1024) == 3
-
-
 def test_errors_name_what_is_wrong(unhooked):
     case = Case()
     (hidden, kernel, bias), labels = case.head(), case.labels()
@@ -357,4 +304,3 @@ def test_errors_name_what_is_wrong(unhooked):
     refused(ValueError, "soft_cap must be positive or None, not 0", soft_cap=0)
     refused(ValueError, "tile_tokens must be at least 1, not 0", tile_tokens=0)
     refused(ValueError, "'tokens' or 'columns', not 'rows'", backward="rows")
-    assert kernel.shape[::-1] == (COLUMNS, WIDTH)

@@ -16,8 +16,6 @@ from tests.losses.fused_cases import (
     Case,
     assert_close,
     dense_stats,
-    largest_array,
-    wide_matmuls,
 )
 
 EVERYTHING = Objective(was=0.3, mse=0.2, mae=0.1, huber=0.05, huber_delta=2.0)
@@ -261,41 +259,6 @@ def test_a_single_position_and_another_ignore_index():
         args = (objective, head, jnp.int32(label))
         actual = differentiated(fused_total, case, *args)
         assert_close(actual, differentiated(dense_total, case, *args))
-
-
-def big():
-    """(fused, dense, arguments): gradients where the logits are the largest by far."""
-    vocab = dataclasses.replace(VOCAB, vocab_size=1000)
-    hidden, labels = jnp.ones((2, 256, 8)), jnp.ones((2, 256), jnp.int32)
-
-    def fused(hidden, kernel):
-        return objective_from_hidden(
-            Objective(), hidden, kernel, labels, vocab, tile_tokens=64
-        )[0]
-
-    def dense(hidden, kernel):
-        stats = dense_stats((hidden, kernel, None), labels, vocab=vocab)
-        return Objective().total(Objective()(stats, labels, vocab))
-
-    return fused, dense, (hidden, jnp.ones((8, 1024)))
-
-
-def test_three_matrix_products_and_one_without_a_gradient():
-    fused, _, args = big()
-    gradient = jax.grad(fused, argnums=(0, 1))
-    assert wide_matmuls(gradient, *args, columns=1024) == 3
-    assert wide_matmuls(fused, *args, columns=1024) == 1
-
-
-def test_no_array_is_larger_than_a_tile_and_memory_is_a_fraction():
-    fused, dense, args = big()
-    gradients = [jax.grad(f, argnums=(0, 1)) for f in (fused, dense)]
-    assert [largest_array(g, *args) for g in gradients] == [64 * 1024, 512 * 1024]
-    ours, theirs = (
-        jax.jit(g).lower(*args).compile().memory_analysis().temp_size_in_bytes
-        for g in gradients
-    )
-    assert theirs >= 512 * 1024 * 4 and ours < theirs / 3
 
 
 def test_errors_name_what_is_wrong(unhooked):
