@@ -57,7 +57,9 @@ def stats_from_hidden(
 
     Tiles are cut along the last axis of labels, across all rows of the others. A batch
     that is spread over devices along an earlier axis stays so; ``tile_tokens`` then
-    counts the tokens of all devices.
+    counts the tokens of all devices. Columns of the kernel may be spread over them, and
+    its rows over axes that the batch is spread over too: over others, partial logits
+    would have to be summed.
 
     Args:
         hidden: [*B, D] of any floating dtype.

@@ -112,8 +112,9 @@ def is_logits(shape) -> bool:
     return wide and shape[-2] != 1 and not is_kernel(shape)
 
 
-MESHES = [((8, 1, 1), P(None, None)), ((2, 2, 2), P("fsdp", "tensor"))]
-MESHES += [((4, 2, 1), P("fsdp", "tensor")), ((2, 1, 4), P(None, "tensor"))]
+MESHES = [((2, 2, 2), P("fsdp", "tensor")), ((2, 1, 4), P(None, "tensor"))]
+MORE = [((8, 1, 1), P(None, None)), ((4, 2, 1), P("fsdp", "tensor"))]
+MESHES += [pytest.param(*mesh, marks=pytest.mark.slow) for mesh in MORE]
 ON_MESHES = pytest.mark.parametrize(("shape", "spec"), MESHES, ids=str)
 
 
