@@ -47,7 +47,7 @@ def read_pass(
         ColumnSums over [*B].
     """
     ids, first = _token_ids(vocab), _first_column(axis_name, logits)
-    triton = partial(_triton, vocab_size, vocab, _padded(axis_name, vocab_size, logits))
+    triton = partial(_triton, vocab_size, vocab)
 
     def plain(logits, labels):
         return columns.read_columns(logits, labels, ids, first, vocab_size=vocab_size)
@@ -71,6 +71,8 @@ def write_pass(
     top: Float32[Array, "*B"],
     log_sum: Float32[Array, "*B"],
     cotangents: ColumnCotangents,
+    *,
+    in_place: bool = False,
 ) -> Float[Array, "*B C"]:
     """The gradient of the logits; see `ntl_jax.losses.columns.write_columns`.
 
@@ -84,13 +86,16 @@ def write_pass(
         top: [*B], the largest logit of the whole vocabulary.
         log_sum: [*B], log sum_j exp(z_j - top) over the whole vocabulary.
         cotangents: the derivatives of the loss over [*B].
+        in_place: lets a kernel write over the logits, which nobody reads again. Where
+            somebody does, XLA copies them first.
 
     Returns:
         [*B, C] in the dtype of the logits.
     """
     first = _first_column(axis_name, logits)
     number_of_column = _numbers_of_columns(axis_name, vocab, logits)
-    triton = partial(_triton, vocab_size, vocab, _padded(axis_name, vocab_size, logits))
+    padded = _padded(axis_name, vocab_size, logits)
+    triton = partial(_triton, vocab_size, vocab, padded, in_place)
 
     def plain(logits, labels, top, log_sum, cotangents):
         return columns.write_columns(
@@ -164,7 +169,12 @@ def _numbers_of_columns(axis_name: AxisName, vocab: NumberVocab | None, logits: 
 
 
 @lru_cache(maxsize=256)
-def _triton(vocab_size: int, vocab: NumberVocab | None, padded: bool) -> _Programs:
+def _triton(
+    vocab_size: int,
+    vocab: NumberVocab | None,
+    padded: bool = True,
+    in_place: bool = False,
+) -> _Programs:
     from ntl_jax.losses import columns_triton
 
     ids = _token_ids(vocab)
@@ -176,5 +186,6 @@ def _triton(vocab_size: int, vocab: NumberVocab | None, padded: bool) -> _Progra
             vocab_size=vocab_size,
             span=span,
             padded=padded,
+            in_place=in_place,
         ),
     )

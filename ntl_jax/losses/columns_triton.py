@@ -135,6 +135,7 @@ def write_columns(
     vocab_size: int,
     span: tuple[int, int],
     padded: bool,
+    in_place: bool = False,
     interpret: bool = False,
 ) -> Float[Array, "*B C"]:
     """As `ntl_jax.losses.columns.write_columns`.
@@ -142,6 +143,7 @@ def write_columns(
     Further args:
         span: the least and the largest number token.
         padded: whether any column may be padding.
+        in_place: whether to write over the logits.
     """
     columns = logits.shape[-1]
     tokens = logits.size // columns
@@ -162,6 +164,7 @@ def write_columns(
         grid=(pl.cdiv(tokens * columns, BLOCK),),
         out_shape=_like(logits, (tokens * columns,), logits.dtype),
         compiler_params=plgpu.CompilerParams(num_warps=_WRITE_WARPS, num_stages=1),
+        input_output_aliases={0: 0} if in_place else {},
         interpret=interpret,
         name="ntl_write_columns",
     )(

@@ -11,6 +11,7 @@ from typing import cast
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from ntl_jax.losses import fused_tiles as tiles
@@ -24,8 +25,6 @@ from ntl_jax.losses.fused_tiles import (
 from ntl_jax.losses.positions import safe_labels
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
-
-_LANES = 128  # blocks of columns are a multiple of this, as matrix units like them
 
 
 def stats_from_hidden(
@@ -41,15 +40,15 @@ def stats_from_hidden(
     tile_tokens: int = 4096,
     row_groups: int = 1,
     backward: Backward = "tokens",
+    logits_dtype: DTypeLike | None = None,
 ) -> NumberStats:
     """`stats_from_logits` of a head's logits, which never exist all at once.
 
     z = c tanh(s (h W + b) / c), or s (h W + b) without a cap
 
     Matrix products take their operands in the dtype of ``hidden`` (the kernel is cast
-    once) and add up in float32; a tile's logits stay float32, since rounding them to
-    bfloat16 would move a loss by up to 2^-9 of the logit of the label. With float32
-    hidden states all is exact float32.
+    once) and add up in float32; a tile's logits are then rounded to that dtype, as the
+    dense path has them. With float32 hidden states all is exact float32.
 
     The gradient takes any cotangent, goes to hidden, kernel and bias, in their dtypes,
     and is summed in float32. A position whose cotangents are all 0 gives exactly 0 to
@@ -83,6 +82,9 @@ def stats_from_hidden(
             once, in its own dtype, and a float32 gradient of hidden is kept instead:
             less memory where the kernel is bfloat16 and larger than the hidden states.
             It slices the kernel by columns, which must not be spread over devices.
+        logits_dtype: dtype of a tile's logits and of their gradient; that of hidden
+            where None. float32 under bfloat16 hidden states spares a loss the error of
+            up to 2^-9 of the label's logit, and takes a tenth longer.
 
     Returns:
         NumberStats over [*B], float32.
@@ -99,7 +101,14 @@ def stats_from_hidden(
     [1.0986 1.0986 1.0986 1.0986] (4, 2)
     """
     head = make_head(
-        vocab, logit_scale, soft_cap, ignore_index, tile_tokens, row_groups, backward
+        vocab,
+        logit_scale,
+        soft_cap,
+        ignore_index,
+        tile_tokens,
+        row_groups,
+        backward,
+        logits_dtype,
     )
     check_head(head, hidden, kernel, labels, bias)
     kernel, bias = tiles.vary_like((kernel, bias), hidden)
@@ -118,6 +127,7 @@ def make_head(
     tile_tokens: int,
     row_groups: int,
     backward: Backward = "tokens",
+    logits_dtype: DTypeLike | None = None,
 ) -> Head:
     """The static options of a head, checked."""
     if soft_cap is not None and not soft_cap > 0:
@@ -127,8 +137,17 @@ def make_head(
             raise ValueError(f"{name} must be at least 1, not {value}.")
     if backward not in ("tokens", "columns"):
         raise ValueError(f"backward must be 'tokens' or 'columns', not {backward!r}.")
-    scale = float(logit_scale)
-    return Head(vocab, scale, soft_cap, ignore_index, tile_tokens, row_groups, backward)
+    dtype = None if logits_dtype is None else jnp.dtype(logits_dtype)
+    return Head(
+        vocab,
+        float(logit_scale),
+        soft_cap,
+        ignore_index,
+        tile_tokens,
+        row_groups,
+        backward,
+        dtype,
+    )
 
 
 def check_head(
@@ -182,11 +201,11 @@ def read_sums(head: Head, hidden, kernel, bias, labels) -> LogitSums:
     """The sums over all columns of the logits of all tokens."""
     axis = labels.ndim - 1
     tiling = head.tiling(labels.shape)
-    weight = kernel.astype(hidden.dtype)
+    kernel, bias = tiles.aligned(kernel, bias, hidden.dtype)
 
     def read(_, tile):
         h, y = tile
-        return None, tiles.sums_of(head, tiles.logits_of(head, h, weight, bias), y)
+        return None, tiles.sums_of(head, tiles.logits_of(head, h, kernel, bias), y)
 
     xs = jax.tree.map(lambda x: tiles.split(x, tiling, axis), (hidden, labels))
     _, sums = jax.lax.scan(read, None, xs)
@@ -224,13 +243,14 @@ def _by_tokens(head: Head, hidden, kernel, bias, labels, sums, cotangent):
     """Gradients of hidden, kernel and bias, some tokens at a time."""
     axis = labels.ndim - 1
     tiling = head.tiling(labels.shape)
-    weight = kernel.astype(hidden.dtype)
+    columns = kernel.shape[1]
+    kernel, bias = tiles.aligned(kernel, bias, hidden.dtype)
 
     def pull(gradients, tile):
         h, *of_tokens = tile
-        z = tiles.logits_of(head, h, weight, bias)
+        z = tiles.logits_of(head, h, kernel, bias)
         grad = tiles.gradient_of(head, z, *of_tokens)
-        d_hidden = tiles.hidden_gradient(grad, weight).astype(h.dtype)
+        d_hidden = tiles.hidden_gradient(grad, kernel).astype(h.dtype)
         return gradients.add(h, grad), d_hidden
 
     xs = jax.tree.map(
@@ -238,12 +258,13 @@ def _by_tokens(head: Head, hidden, kernel, bias, labels, sums, cotangent):
     )
     start = GroupedGradients.zeros(head, kernel, bias, hidden)
     gradients, d_hidden = jax.lax.scan(pull, start, xs)
-    return tiles.join(d_hidden, labels.shape[axis], axis), gradients.summed()
+    return tiles.join(d_hidden, labels.shape[axis], axis), gradients.summed(columns)
 
 
 def _by_columns(head: Head, hidden, kernel, bias, labels, sums, cotangent):
     """Gradients of hidden, kernel and bias, some columns at a time."""
     columns = kernel.shape[1]
+    padded = columns > head.vocab.vocab_size
     blocks, width = _column_blocks(columns, head.tiling(labels.shape)[0])
 
     def block_of(x, first):
@@ -255,19 +276,20 @@ def _by_columns(head: Head, hidden, kernel, bias, labels, sums, cotangent):
         weight = block_of(kernel, first).astype(hidden.dtype)
         of_block = None if bias is None else block_of(bias, first)
         z = tiles.logits_of(head, hidden, weight, of_block)
-        grad = tiles.gradient_of(head, z, labels, sums, cotangent, first=first)
-        # The last block is moved left to fit. It comes first and leaves the columns
-        # that it shares to the block before, which then writes over its zeros.
-        column = first + jnp.arange(width)
-        own = jnp.expand_dims(column >= i * width, range(labels.ndim))
-        grad = jnp.where(own, grad, 0.0)
+        grad = tiles.gradient_of(
+            head, z, labels, sums, cotangent, first=first, padded=padded
+        )
+        # The last block is moved left to fit. What it shares with the block before
+        # must not reach the hidden states twice.
+        own = first + jnp.arange(width) >= i * width
+        weight = jnp.where(own, weight, jnp.zeros((), weight.dtype))
         d_hidden += tiles.hidden_gradient(grad, weight)
-        of_kernel = tiles.over_tokens(hidden, grad.astype(hidden.dtype))
+        of_kernel = tiles.over_tokens(hidden, grad.astype(hidden.dtype), kernel.dtype)
         d_kernel = jax.lax.dynamic_update_slice_in_dim(
-            d_kernel, of_kernel.astype(kernel.dtype), first, axis=1
+            d_kernel, of_kernel, first, axis=1
         )
         if bias is not None:
-            of_bias = jnp.sum(grad, axis=range(labels.ndim)).astype(bias.dtype)
+            of_bias = tiles.float32_sum(grad, range(labels.ndim)).astype(bias.dtype)
             d_bias = jax.lax.dynamic_update_slice_in_dim(d_bias, of_bias, first, axis=0)
         return (d_hidden, d_kernel, d_bias), None
 
@@ -281,8 +303,8 @@ def _by_columns(head: Head, hidden, kernel, bias, labels, sums, cotangent):
     return d_hidden.astype(hidden.dtype), HeadGradients(d_kernel, d_bias)
 
 
-def _column_blocks(columns: int, tiles: int) -> tuple[int, int]:
+def _column_blocks(columns: int, wanted: int) -> tuple[int, int]:
     """(number of blocks, columns in each): blocks as large as the tiles of tokens."""
-    width = -(-columns // tiles)
-    width = min(columns, -(-width // _LANES) * _LANES)
+    width = -(-columns // wanted)
+    width = min(columns, -(-width // tiles.LANES) * tiles.LANES)
     return -(-columns // width), width

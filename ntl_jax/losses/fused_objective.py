@@ -5,6 +5,7 @@ from typing import cast
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses import fused_tiles as tiles
@@ -37,6 +38,7 @@ def objective_from_hidden(
     soft_cap: float | None = None,
     tile_tokens: int = 4096,
     row_groups: int = 1,
+    logits_dtype: DTypeLike | None = None,
 ) -> tuple[Float32[Array, ""], dict[str, Term]]:
     """The objective of a head's logits, which never exist all at once.
 
@@ -62,7 +64,8 @@ def objective_from_hidden(
         segment_ids: [*B], where rows are packed: numbers end with their segment.
         counts: what `Objective.counts` returns for the whole step, where this is a part
             of it: a micro-batch or a device.
-        bias, logit_scale, soft_cap, tile_tokens, row_groups: as in `stats_from_hidden`.
+        bias, logit_scale, soft_cap: as in `stats_from_hidden`.
+        tile_tokens, row_groups, logits_dtype: as there.
 
     Returns:
         (total, terms): a float32 scalar, with gradients for all floating arrays, in
@@ -84,7 +87,13 @@ def objective_from_hidden(
     """
     ignore_index = objective.ignore_index
     head = make_head(
-        vocab, logit_scale, soft_cap, ignore_index, tile_tokens, row_groups
+        vocab,
+        logit_scale,
+        soft_cap,
+        ignore_index,
+        tile_tokens,
+        row_groups,
+        logits_dtype=logits_dtype,
     )
     check_head(head, hidden, kernel, labels, bias)
     if hidden.ndim == 1:  # a single position
@@ -152,19 +161,20 @@ def _pull_tiles(head: Head, total_of_stats, hidden, kernel, bias, labels, number
     """The sums of all tokens, and the gradients that go through the tiles."""
     axis, length = labels.ndim - 1, labels.shape[-1]
     tiling = head.tiling(labels.shape)
-    weight = kernel.astype(hidden.dtype)
+    columns = kernel.shape[1]
+    kernel, bias = tiles.aligned(kernel, bias, hidden.dtype)
     ids = safe_labels(labels, head.vocab.vocab_size, ignore_index=head.ignore_index)
     cotangent_of = _tile_cotangent(total_of_stats, numbers, tiling)
 
     def push_and_pull(gradients, tile):
         i, h, y = tile
-        z = tiles.logits_of(head, h, weight, bias)
+        z = tiles.logits_of(head, h, kernel, bias)
         sums = tiles.sums_of(head, z, y)
         cotangent = cotangent_of(sums, i)
         grad = tiles.gradient_of(head, z, y, sums, cotangent)
         live = tiles.is_live(cotangent)[..., None]
         h = jnp.where(live, h, jnp.zeros((), h.dtype))
-        d_hidden = tiles.hidden_gradient(grad, weight).astype(h.dtype)
+        d_hidden = tiles.hidden_gradient(grad, kernel).astype(h.dtype)
         return gradients.add(h, grad), (sums, d_hidden)
 
     h, y = jax.tree.map(lambda x: tiles.split(x, tiling, axis), (hidden, ids))
@@ -172,7 +182,7 @@ def _pull_tiles(head: Head, total_of_stats, hidden, kernel, bias, labels, number
     order = jnp.arange(tiling[0], dtype=jnp.int32)
     gradients, outputs = jax.lax.scan(push_and_pull, start, (order, h, y))
     sums, d_hidden = jax.tree.map(lambda x: tiles.join(x, length, axis), outputs)
-    return sums, d_hidden, gradients.summed()
+    return sums, d_hidden, gradients.summed(columns)
 
 
 def _tile_cotangent(total_of_stats, numbers, tiling):

@@ -11,10 +11,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
-from ntl_jax.losses.stats import MASKED_LOGIT, NumberStats
+from ntl_jax.losses.column_passes import read_pass, write_pass
+from ntl_jax.losses.columns import MASKED_LOGIT, ColumnCotangents
+from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
 
 Backward = Literal["tokens", "columns"]
+
+LANES = 128  # columns come in multiples of this, as matrix units like them
 
 
 class Head(NamedTuple):
@@ -27,6 +31,7 @@ class Head(NamedTuple):
     tile_tokens: int
     row_groups: int = 1
     backward: Backward = "tokens"
+    logits_dtype: Any = None
 
     def tiling(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """(number of tiles, positions in each) for tokens of shape [*L, T].
@@ -63,16 +68,30 @@ class LogitSums(NamedTuple):
         return NumberStats(lse, self.label_logit, number_logits, self.logit_sum)
 
 
-def product(a: Array, b: Array, axes) -> Array:
-    """`jnp.tensordot` in float32; exact for float32, on the matrix unit for bfloat16.
+def aligned(
+    kernel: Float[Array, "D V"], bias: Float[Array, "V"] | None, dtype
+) -> tuple[Float[Array, "D C"], Float[Array, "C"] | None]:
+    """The kernel in the dtype of products, in whole lanes, and the bias likewise.
 
-    The operands' dtype is what is multiplied; sums are float32 for either.
+    On a GPU a product with an odd number of bfloat16 columns is several times slower.
+    """
+    kernel = kernel.astype(dtype)
+    missing = -kernel.shape[1] % LANES
+    if missing and jnp.dtype(dtype).itemsize == 2:
+        kernel = jnp.pad(kernel, ((0, 0), (0, missing)))
+        bias = None if bias is None else jnp.pad(bias, (0, missing))
+    return kernel, bias
+
+
+def product(a: Array, b: Array, axes, dtype=jnp.float32) -> Array:
+    """`jnp.tensordot`; exact for float32, on the matrix unit for bfloat16.
+
+    The operands' dtype is what is multiplied; sums are float32 for either, and rounded
+    once where ``dtype`` is another.
     """
     exact = a.dtype == jnp.float32
     precision = jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT
-    return jnp.tensordot(
-        a, b, axes, precision=precision, preferred_element_type=jnp.float32
-    )
+    return jnp.tensordot(a, b, axes, precision=precision, preferred_element_type=dtype)
 
 
 def logits_of(
@@ -80,15 +99,18 @@ def logits_of(
     hidden: Float[Array, "*B D"],
     kernel: Float[Array, "D C"],
     bias: Float[Array, "C"] | None,
-) -> Float32[Array, "*B C"]:
-    """Scaled and capped logits of some columns, MASKED_LOGIT at the least."""
+) -> Float[Array, "*B C"]:
+    """Scaled and capped logits of some columns, in the head's dtype for logits."""
+    dtype = head.logits_dtype or hidden.dtype
+    if bias is None and head.logit_scale == 1 and head.soft_cap is None:
+        return product(hidden, kernel, 1, dtype)
     z = product(hidden, kernel, 1)
     if bias is not None:
         z += jnp.expand_dims(bias.astype(jnp.float32), range(z.ndim - 1))
     z *= head.logit_scale
     if head.soft_cap is not None:
         z = head.soft_cap * jnp.tanh(z / head.soft_cap)
-    return jnp.maximum(z, MASKED_LOGIT)
+    return jnp.maximum(z, MASKED_LOGIT).astype(dtype)
 
 
 def number_logits_of(
@@ -101,21 +123,13 @@ def number_logits_of(
     ids = head.vocab.token_ids
     columns = jnp.take(kernel, ids, axis=1, mode="clip").astype(hidden.dtype)
     bias = None if bias is None else jnp.take(bias, ids, mode="clip")
-    return logits_of(head, hidden, columns, bias)
+    return logits_of(head, hidden, columns, bias).astype(jnp.float32)
 
 
-def sums_of(
-    head: Head, z: Float32[Array, "*B V"], labels: Int[Array, "*B"]
-) -> LogitSums:
+def sums_of(head: Head, z: Float[Array, "*B V"], labels: Int[Array, "*B"]) -> LogitSums:
     """Reads a tile with all columns; ``labels`` are in [0, V)."""
-    column = _columns(z, 0)
-    real = column < head.vocab.vocab_size
-    masked = jnp.where(real, z, MASKED_LOGIT)
-    top = jnp.max(masked, axis=-1)
-    log_sum = jnp.log(jnp.sum(jnp.exp(masked - top[..., None]), axis=-1))
-    label_logit = jnp.sum(jnp.where(column == labels[..., None], z, 0.0), axis=-1)
-    logit_sum = jnp.sum(jnp.where(real, z, 0.0), axis=-1)
-    return LogitSums(top, log_sum, label_logit, logit_sum)
+    sums = read_pass(head.vocab.vocab_size, None, None, z, labels)
+    return LogitSums(sums.top, jnp.log(sums.exp_sum), sums.label_logit, sums.logit_sum)
 
 
 def is_live(cotangent: NumberStats) -> Bool[Array, "*B"]:
@@ -129,13 +143,14 @@ def is_live(cotangent: NumberStats) -> Bool[Array, "*B"]:
 
 def gradient_of(
     head: Head,
-    z: Float32[Array, "*B C"],
+    z: Float[Array, "*B C"],
     labels: Int[Array, "*B"],
     sums: LogitSums,
     cotangent: NumberStats,
     *,
     first: int | Int[Array, ""] = 0,
-) -> Float32[Array, "*B C"]:
+    padded: bool = True,
+) -> Float[Array, "*B C"]:
     """The gradient of a tile's matrix product (and of the bias) from that of the stats.
 
     Args:
@@ -144,46 +159,58 @@ def gradient_of(
         labels: [*B], in [0, V).
         sums: of the same tokens.
         cotangent: of their NumberStats, without that of ``number_logits``, for which
-            `number_gradients` is.
+            `add_number_gradients` is.
         first: the first column of the tile.
+        padded: whether any column of the tile may be padding.
 
     Returns:
-        f32[*B, C], exactly 0 in padded columns and where all cotangents are 0.
+        [*B, C] in the dtype of z, exactly 0 in padded columns and where all cotangents
+        are 0.
     """
-    column = _columns(z, first)
-    d_lse = cotangent.lse[..., None]
-    grad = d_lse * jnp.exp(z - sums.top[..., None] - sums.log_sum[..., None])
-    # Not the product alone: it is NaN where a position that counts nothing holds NaN.
-    grad = jnp.where(d_lse == 0, 0.0, grad)
-    grad += jnp.where(column == labels[..., None], cotangent.label_logit[..., None], 0)
-    grad += cotangent.logit_sum[..., None]
-    live = is_live(cotangent)[..., None] & (column < head.vocab.vocab_size)
-    return _through_head(head, z, grad, live)
+    columns, real = z.shape[-1], head.vocab.vocab_size
+    if not isinstance(first, int):  # from here on the first column is 0
+        if padded:
+            beyond = first + jnp.arange(columns) >= real
+            beyond = jnp.expand_dims(beyond, range(z.ndim - 1))
+            z = jnp.where(beyond, jnp.asarray(MASKED_LOGIT, z.dtype), z)
+        labels, real = labels - first, columns
+    none = jnp.zeros((*labels.shape, 0), jnp.float32)
+    cotangents = ColumnCotangents(
+        cotangent.lse, cotangent.label_logit, cotangent.logit_sum, none
+    )
+    grad = write_pass(
+        real, None, None, z, labels, sums.top, sums.log_sum, cotangents, in_place=True
+    )
+    return _through_head(head, z, grad)
 
 
-def _through_head(head: Head, z: Array, grad: Array, live: Array) -> Array:
-    """From the gradient of the logits z to that of the matrix product, where live."""
+def _through_head(head: Head, z: Array, grad: Array) -> Array:
+    """From the gradient of the logits z to that of the matrix product."""
+    if head.soft_cap is None and head.logit_scale == 1:
+        return grad
+    wide = grad.astype(jnp.float32) * head.logit_scale
     if head.soft_cap is not None:
-        grad *= 1 - (z / head.soft_cap) ** 2
-    return jnp.where(live & (z > MASKED_LOGIT), grad * head.logit_scale, 0.0)
+        slope = 1 - (z.astype(jnp.float32) / head.soft_cap) ** 2
+        wide = jnp.where(wide == 0, 0.0, wide * slope)  # z may be NaN where it is 0
+    return wide.astype(grad.dtype)
 
 
-def _columns(z: Array, first: int | Array) -> Int[Array, "*B C"]:
-    """The index of each column, in the shape of z."""
-    return first + jax.lax.broadcasted_iota(jnp.int32, z.shape, z.ndim - 1)
+def float32_sum(x: Array, axis) -> Array:
+    """A sum in float32, whatever the dtype."""
+    return jnp.sum(x.astype(jnp.float32), axis=axis)
 
 
 def over_tokens(
-    a: Float[Array, "*B I"], b: Float[Array, "*B J"]
-) -> Float32[Array, "I J"]:
-    """sum_n a[n, i] b[n, j] over all tokens n."""
+    a: Float[Array, "*B I"], b: Float[Array, "*B J"], dtype=jnp.float32
+) -> Float[Array, "I J"]:
+    """sum_n a[n, i] b[n, j] over all tokens n, in float32 and then in ``dtype``."""
     # Flat, because XLA for CPUs refuses some bfloat16 products over two axes.
     a, b = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
-    return product(a, b, ((0,), (0,)))
+    return product(a, b, ((0,), (0,)), dtype)
 
 
 def hidden_gradient(
-    grad: Float32[Array, "*B C"], kernel: Float[Array, "D C"]
+    grad: Float[Array, "*B C"], kernel: Float[Array, "D C"]
 ) -> Float32[Array, "*B D"]:
     """The gradient of the hidden states from that of the matrix product."""
     return product(grad.astype(kernel.dtype), kernel, ((grad.ndim - 1,), (1,)))
@@ -216,7 +243,7 @@ class GroupedGradients(NamedTuple):
         return cls(of_kernel, zeros_like((groups, *bias.shape), jnp.float32, like))
 
     def add(
-        self, hidden: Float[Array, "*B D"], grad: Float32[Array, "*B V"]
+        self, hidden: Float[Array, "*B D"], grad: Float[Array, "*B V"]
     ) -> "GroupedGradients":
         """Adds those of a tile of tokens, from the gradient of its matrix product."""
         groups = len(self.kernel)
@@ -226,12 +253,14 @@ class GroupedGradients(NamedTuple):
         kernel = self.kernel + jax.vmap(over_tokens)(hidden, grad.astype(hidden.dtype))
         if self.bias is None:
             return GroupedGradients(kernel, None)
-        return GroupedGradients(kernel, self.bias + jnp.sum(grad, axis=1))
+        return GroupedGradients(kernel, self.bias + float32_sum(grad, 1))
 
-    def summed(self) -> HeadGradients:
-        """The gradients, still float32."""
-        bias = None if self.bias is None else jnp.sum(self.bias, axis=0)
-        return HeadGradients(jnp.sum(self.kernel, axis=0), bias)
+    def summed(self, columns: int) -> HeadGradients:
+        """The gradients, still float32, of the first columns."""
+        kernel = jnp.sum(self.kernel, axis=0)[:, :columns]
+        if self.bias is None:
+            return HeadGradients(kernel, None)
+        return HeadGradients(kernel, jnp.sum(self.bias, axis=0)[:columns])
 
 
 def add_number_gradients(
@@ -248,9 +277,9 @@ def add_number_gradients(
     Two matrix products with K columns.
     """
     ids = head.vocab.token_ids
-    live = cotangent != 0
-    grad = _through_head(head, number_logits, cotangent, live)  # [*B, K]
-    any_live = jnp.any(live, axis=-1, keepdims=True)
+    fixed = number_logits <= MASKED_LOGIT
+    grad = _through_head(head, number_logits, jnp.where(fixed, 0.0, cotangent))
+    any_live = jnp.any(cotangent != 0, axis=-1, keepdims=True)
     hidden = jnp.where(any_live, hidden, jnp.zeros((), hidden.dtype))
     columns = jnp.take(kernel, ids, axis=1, mode="clip").astype(hidden.dtype)
     d_hidden += hidden_gradient(grad, columns).astype(d_hidden.dtype)
@@ -258,7 +287,7 @@ def add_number_gradients(
     d_kernel, d_bias = gradients
     d_kernel = d_kernel.at[:, ids].add(of_columns.astype(d_kernel.dtype))
     if d_bias is not None:
-        of_bias = jnp.sum(grad, axis=range(grad.ndim - 1))
+        of_bias = float32_sum(grad, range(grad.ndim - 1))
         d_bias = d_bias.at[ids].add(of_bias.astype(d_bias.dtype))
     return d_hidden, HeadGradients(d_kernel, d_bias)
 

@@ -32,6 +32,7 @@ class Case:
     bias: bool = True
     logit_scale: float = 0.7
     soft_cap: float | None = 3.0
+    logits_dtype: str | None = None
 
     def __str__(self) -> str:
         parts = [f"{f.name}={getattr(self, f.name)}" for f in dataclasses.fields(self)]
@@ -43,7 +44,8 @@ class Case:
 
     @property
     def tiling(self) -> dict[str, Any]:
-        return {"tile_tokens": self.tile_tokens, "backward": self.backward}
+        options = {"tile_tokens": self.tile_tokens, "backward": self.backward}
+        return options | {"logits_dtype": self.logits_dtype}
 
     def head(self, seed: int = 0, dtype=jnp.float32):
         """(hidden, kernel, bias) of this case."""

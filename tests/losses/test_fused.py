@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ntl_jax import NumberStats, NumberVocab, stats_from_hidden
+from ntl_jax import NumberStats, NumberVocab, stats_from_hidden, stats_from_logits
 from tests.losses.fused_cases import (
     VOCAB,
     Case,
     assert_close,
+    dense_logits,
     dense_stats,
     random_cotangent,
 )
@@ -170,7 +171,7 @@ def test_directional_derivatives_match_float64_finite_differences(backward):
 
 @BOTH
 def test_bfloat16_is_as_good_as_its_rounding(backward):
-    case = Case(backward=backward)
+    case = Case(backward=backward, logits_dtype="float32")
     labels = case.labels()
     half = case.head(dtype=jnp.bfloat16)
     upcast = jax.tree.map(lambda x: x.astype(jnp.float32), half)
@@ -183,6 +184,28 @@ def test_bfloat16_is_as_good_as_its_rounding(backward):
     assert_close(gradient, exact, BFLOAT16)
     with pytest.raises(AssertionError):
         assert_close(gradient, exact, BFLOAT16 / 32)
+
+
+@BOTH
+@pytest.mark.parametrize("plain", [False, True])
+def test_bfloat16_logits_are_those_of_the_dense_path(backward, plain):
+    head = {"bias": False, "logit_scale": 1.0, "soft_cap": None} if plain else {}
+    case = Case(backward=backward, **head)
+    labels = case.labels()
+    half = case.head(dtype=jnp.bfloat16)
+    cotangent = random_cotangent(zero_cotangent(case.shape))
+
+    def rounded(case, head, labels):
+        logits = dense_logits(*head, **case.options).astype(jnp.bfloat16)
+        return stats_from_logits(logits, labels, VOCAB)
+
+    stats, gradient = pulled(fused_stats, case, half, labels, cotangent)
+    expected, exact = pulled(rounded, case, half, labels, cotangent)
+    assert_close(stats, expected)
+    pairs = zip(jax.tree.leaves(gradient), jax.tree.leaves(exact), strict=True)
+    for actual, wanted in pairs:
+        wide = [x.astype(jnp.float32) for x in (actual, wanted)]
+        assert_close(*wide, tolerance=2 * BFLOAT16)  # either side rounds
 
 
 @BOTH

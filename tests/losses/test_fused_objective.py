@@ -42,7 +42,7 @@ GRID += [(FLAT, name) for name in ("ce", "was", "everything", "one_over_n")]
 def fused_total(case, objective, head, labels, weights=None, **step):
     hidden, kernel, bias = head
     options = case.options | step | {"weights": weights, "bias": bias}
-    options["tile_tokens"] = case.tile_tokens
+    options |= {"tile_tokens": case.tile_tokens, "logits_dtype": case.logits_dtype}
     return objective_from_hidden(objective, hidden, kernel, labels, VOCAB, **options)
 
 
@@ -206,7 +206,7 @@ def test_nan_where_nothing_counts_reaches_nothing():
 
 
 def test_bfloat16_is_as_good_as_its_rounding():
-    case = Case()
+    case = Case(logits_dtype="float32")
     half, labels = case.head(dtype=jnp.bfloat16), case.labels()
     upcast = jax.tree.map(lambda x: x.astype(jnp.float32), half)
     actual = differentiated(fused_total, case, EVERYTHING, half, labels)
