@@ -279,10 +279,11 @@ def _by_columns(head: Head, hidden, kernel, bias, labels, sums, cotangent):
         grad = tiles.gradient_of(
             head, z, labels, sums, cotangent, first=first, padded=padded
         )
-        # The last block is moved left to fit. What it shares with the block before
-        # must not reach the hidden states twice.
-        own = first + jnp.arange(width) >= i * width
-        weight = jnp.where(own, weight, jnp.zeros((), weight.dtype))
+        if columns % width:
+            # The last block is moved left to fit. What it shares with the block before
+            # must not reach the hidden states twice.
+            own = first + jnp.arange(width) >= i * width
+            weight = jnp.where(own, weight, jnp.zeros((), weight.dtype))
         d_hidden += tiles.hidden_gradient(grad, weight)
         of_kernel = tiles.over_tokens(hidden, grad.astype(hidden.dtype), kernel.dtype)
         d_kernel = jax.lax.dynamic_update_slice_in_dim(
@@ -304,7 +305,14 @@ def _by_columns(head: Head, hidden, kernel, bias, labels, sums, cotangent):
 
 
 def _column_blocks(columns: int, wanted: int) -> tuple[int, int]:
-    """(number of blocks, columns in each): blocks as large as the tiles of tokens."""
+    """(number of blocks, columns in each): blocks as large as the tiles of tokens.
+
+    In equal parts where some number of blocks near the wanted one gives them, else in
+    whole lanes, the last block overlapping the one before.
+    """
+    for blocks in range(wanted, min(2 * wanted, columns) + 1):
+        if columns % (blocks * _ALIGNMENT) == 0:
+            return blocks, columns // blocks
     width = -(-columns // wanted)
     width = min(columns, -(-width // tiles.LANES) * tiles.LANES)
     return -(-columns // width), width
