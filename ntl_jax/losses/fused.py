@@ -26,6 +26,8 @@ from ntl_jax.losses.positions import safe_labels
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
 
+_ALIGNMENT = 8  # bfloat16 columns that a matrix unit takes at once
+
 
 def stats_from_hidden(
     hidden: Float[Array, "*B D"],
