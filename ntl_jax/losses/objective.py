@@ -11,7 +11,7 @@ from ntl_jax.losses.number_softmax import Support
 from ntl_jax.losses.objective_terms import BY_PLACE, OVER_ALL, TERMS, stats_of_nothing
 from ntl_jax.losses.place_weights import place_weights
 from ntl_jax.losses.positions import token_weights
-from ntl_jax.losses.reduction import Term, weighted_sum_and_count
+from ntl_jax.losses.reduction import Term, sum_each
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
 
@@ -156,12 +156,14 @@ class Objective:
             and micro-batches before `total` divides.
         """
         losses = self._losses(stats, labels, vocab, weights, segment_ids)
-        every = self._every(labels, weights)
-        terms = {}
-        for name, (value, weight) in losses.items():
-            term = weighted_sum_and_count(value, weight)
-            terms[name] = term if self._own_count(name) else Term(term.sum, every)
-        return terms
+        kinds = {name: self._denominator_of(name) for name in losses}
+        arrays = {name: value * weight for name, (value, weight) in losses.items()}
+        arrays |= {kinds[name]: weight for name, (_, weight) in losses.items()}
+        if "every label" in arrays and self.denominator == "all":
+            ignored = self.ignore_index
+            arrays["every label"] = token_weights(labels, weights, ignore_index=ignored)
+        sums = sum_each(arrays)
+        return {name: Term(sums[name], sums[kind]) for name, kind in kinds.items()}
 
     def counts(
         self,
@@ -208,13 +210,13 @@ class Objective:
             total += jnp.asarray(getattr(self, name), jnp.float32) * term.mean
         return total
 
-    def _own_count(self, name: str) -> bool:
-        return name in OVER_ALL or self.denominator == "numbers"
-
-    def _every(self, labels, weights) -> Float32[Array, ""]:
-        """The summed weights of all labels that are not ignored."""
-        ignore_index = self.ignore_index
-        return jnp.sum(token_weights(labels, weights, ignore_index=ignore_index))
+    def _denominator_of(self, name: str) -> str:
+        """Names the weights that a loss is averaged over; many share theirs."""
+        if name in OVER_ALL:
+            return "labels of cross-entropy"
+        if self.denominator == "all":
+            return "every label"
+        return "numbers" if name in BY_PLACE else f"weight of {name}"
 
     def _losses(self, stats, labels, vocab, weights, segment_ids):
         """{name: (value, weight)} of the losses that are present."""

@@ -7,6 +7,8 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
 from ntl_jax.number_vocab import NumberVocab
 
+_FEW = 16  # numbers that are looked up by comparison
+
 
 class NumberTargets(NamedTuple):
     """The number positions of a batch.
@@ -104,8 +106,27 @@ def number_targets(
     """
     weight = token_weights(labels, weights, ignore_index=ignore_index)
     ids = safe_labels(labels, vocab.vocab_size, ignore_index=ignore_index)
-    row = jnp.asarray(vocab.row)[ids]
+    row, value = _look_up(ids, vocab)
     mask = (row >= 0) & (weight != 0)
     row = jnp.maximum(row, 0)
-    value = jnp.asarray(vocab.values)[row]
     return NumberTargets(row, value, jnp.where(mask, weight, 0.0), mask)
+
+
+def _look_up(
+    ids: Int32[Array, "*B"], vocab: NumberVocab
+) -> tuple[Int32[Array, "*B"], Float32[Array, "*B"]]:
+    """Each id's place among the numbers, -1 where it is none, and its value.
+
+    The value of none is that of the first number.
+    """
+    if len(vocab) > _FEW:
+        row = jnp.asarray(vocab.row)[ids]
+        return row, jnp.asarray(vocab.values)[jnp.maximum(row, 0)]
+    # A chain of comparisons fuses with whatever uses it, where a gather does not.
+    row = jnp.full_like(ids, -1)
+    value = jnp.full(ids.shape, vocab.values[0])
+    for k, token_id in enumerate(vocab.token_ids):
+        here = ids == token_id
+        row = jnp.where(here, k, row)
+        value = jnp.where(here, vocab.values[k], value)
+    return row, value

@@ -6,6 +6,7 @@ because every part holds another number of numbers.
 
 from typing import Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
@@ -66,6 +67,37 @@ def weighted_mean(
     0.0
     """
     return weighted_sum_and_count(value, weight).mean
+
+
+def sum_each(arrays: dict[str, Array]) -> dict[str, Float32[Array, ""]]:
+    """The sums of several arrays, at the price of one where their shapes agree.
+
+    Args:
+        arrays: {name: f32[*B]}.
+
+    Returns:
+        {name: f32[]}.
+    """
+    by_shape: dict[tuple[int, ...], list[str]] = {}
+    for name, array in arrays.items():
+        by_shape.setdefault(array.shape, []).append(name)
+    sums = {}
+    for shape, names in by_shape.items():
+        # Not fused with what made them: XLA sums up in one block of threads, which
+        # would then make every token's loss on its own.
+        stacked = jnp.stack([_made_first(arrays[name]) for name in names])
+        totals = jnp.sum(stacked, axis=range(1, len(shape) + 1))
+        sums |= dict(zip(names, totals, strict=True))
+    return sums
+
+
+@jax.custom_vjp
+def _made_first(x: Array) -> Array:
+    """x itself, which XLA finishes before it goes on; nothing to its gradient."""
+    return jax.lax.optimization_barrier(x)
+
+
+_made_first.defvjp(lambda x: (_made_first(x), None), lambda _, cotangent: (cotangent,))
 
 
 def reduce_tokens(
