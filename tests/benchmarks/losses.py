@@ -158,7 +158,6 @@ def main() -> None:
             every = size == min(options.vocabularies) and dtype == jnp.bfloat16
             rows.append(measure(size, dtype, 0.8, every))
         rows.append(measure(size, jnp.bfloat16, 0.1, every=False))
-            print(f"{size} {jnp.dtype(dtype).name}", flush=True)
     print_tables(rows)
     report = {"card": jax.devices()[0].device_kind, "rows": rows}
     out = pathlib.Path(os.environ.get("OUT", "."))
