@@ -1,0 +1,194 @@
+"""Attention of decoder-only models: scores, what may be seen, positions, the cache."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32
+
+from ntl_jax.models.layers import einsum_float32
+from ntl_jax.models.relative_bias import MASKED
+
+Mask = Bool[Array, "B T"] | Int[Array, "B T"]
+
+
+def attend(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
+    *,
+    scale: float | Float32[Array, ""],
+    bias: Float32[Array, "#B #N #T #S"] | None = None,
+    mask: Bool[Array, "#B #N #T #S"] | None = None,
+    drop: Callable[[Array], Array] | None = None,
+) -> Float[Array, "B T N H"]:
+    """Attention of queries over keys and values, heads in groups where K < N.
+
+    softmax(scale * q kᵀ + bias) v, the softmax in float32.
+
+    Args:
+        q: queries, N heads.
+        k: keys, K heads; query head n reads key head n // (N / K).
+        v: values, as the keys.
+        scale: what the scores are multiplied by, 1/sqrt(H) in most models.
+        bias: added to the scaled scores.
+        mask: true where a query sees a key. A query that sees nothing gets the mean
+            of all values: finite, and of no meaning.
+        drop: dropout of the probabilities, [B, N, T, S] -> the same.
+
+    Returns:
+        [B, T, N, H] in the queries' dtype.
+
+    Raises:
+        ValueError: the key heads do not divide the query heads.
+
+    >>> q, k, v = jnp.ones((3, 1, 2, 4, 8))
+    >>> attend(q, k, v, scale=8**-0.5).shape
+    (1, 2, 4, 8)
+    """
+    batch, length, heads, width = q.shape
+    groups = k.shape[2]
+    if heads % groups:
+        raise ValueError(
+            f"{groups} key heads do not divide {heads} query heads; k is {k.shape}, "
+            f"q {q.shape}, both [batch, length, heads, width]"
+        )
+    if groups == heads:
+        scores = einsum_float32("BTNH,BSNH->BNTS", q, k)
+    else:
+        grouped = q.reshape(batch, length, groups, heads // groups, width)
+        scores = einsum_float32("BTKGH,BSKH->BKGTS", grouped, k)
+        scores = scores.reshape(batch, heads, length, k.shape[1])
+    scores = scores * scale  # [B, N, T, S]
+    if bias is not None:
+        scores = scores + jnp.broadcast_to(bias, scores.shape)
+    if mask is not None:
+        scores = jnp.where(mask, scores, jnp.float32(MASKED))
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    if drop is not None:
+        weights = drop(weights)
+    if groups == heads:
+        return jnp.einsum("BNTS,BSNH->BTNH", weights, v)
+    weights = weights.reshape(batch, groups, heads // groups, length, k.shape[1])
+    mixed = jnp.einsum("BKGTS,BSKH->BTKGH", weights, v)
+    return mixed.reshape(q.shape)
+
+
+def causal_mask(
+    length: int,
+    attention_mask: Mask | None = None,
+    segment_ids: Int[Array, "B T"] | None = None,
+) -> Bool[Array, "#B 1 T T"]:
+    """Which keys a query sees: itself and earlier ones, of its segment, not padding.
+
+    Args:
+        length: T.
+        attention_mask: true or non-zero where a token is none of padding.
+        segment_ids: equal where tokens belong together, in rows of several texts.
+
+    Returns:
+        [B, 1, T, T], or [1, 1, T, T] where it is the same in every row.
+    """
+    seen = jnp.tril(jnp.ones((1, 1, length, length), bool))
+    if attention_mask is not None:
+        seen = seen & attention_mask.astype(bool)[:, None, None, :]
+    if segment_ids is not None:
+        seen = seen & (segment_ids[:, None, :, None] == segment_ids[:, None, None, :])
+    return seen
+
+
+def token_positions(
+    length: int,
+    attention_mask: Mask | None = None,
+    segment_ids: Int[Array, "B T"] | None = None,
+) -> Int32[Array, "#B T"]:
+    """Each token's number within its text: padding is not counted.
+
+    Args:
+        length: T.
+        attention_mask: true or non-zero where a token is none of padding.
+        segment_ids: equal, side by side, where tokens belong together; every segment
+            starts at 0.
+
+    Returns:
+        [B, T], or [1, T] where all rows are alike; padding has some valid position.
+
+    >>> mask = jnp.array([[0, 0, 1, 1, 1]])
+    >>> token_positions(5, mask)
+    Array([[0, 0, 0, 1, 2]], dtype=int32)
+    >>> token_positions(5, None, jnp.array([[1, 1, 2, 2, 2]]))
+    Array([[0, 1, 0, 1, 2]], dtype=int32)
+    """
+    if attention_mask is None and segment_ids is None:
+        return jnp.arange(length, dtype=jnp.int32)[None]
+    if attention_mask is None:
+        present = jnp.ones(segment_ids.shape, jnp.int32)
+    else:
+        present = attention_mask.astype(bool).astype(jnp.int32)
+    count = jnp.cumsum(present, axis=1, dtype=jnp.int32)
+    if segment_ids is not None:
+        starts = segment_ids[:, 1:] != segment_ids[:, :-1]
+        before = jnp.where(starts, count[:, :-1], 0)
+        before = jnp.pad(before, ((0, 0), (1, 0)))  # [B, T]
+        # Counts never fall, so the latest start has the largest.
+        count = count - jax.lax.cummax(before, axis=1)
+    return jnp.maximum(count - 1, 0)
+
+
+class Cache(NamedTuple):
+    """What decoding remembers; S slots, filled from the left, alike in every row.
+
+    Attributes:
+        keys: of all layers; slots that are not filled yet hold zeros.
+        values: as the keys.
+        seen: which slots hold tokens that later ones see; false for padding.
+        positions: the next token's position in each row.
+        filled: how many slots are filled, padding included.
+    """
+
+    keys: Float[Array, "L B S K H"]
+    values: Float[Array, "L B S K H"]
+    seen: Bool[Array, "B S"]
+    positions: Int32[Array, "B"]
+    filled: Int32[Array, ""]
+
+    def advanced(self, keys, values) -> "Cache":
+        """The cache after a step that wrote one token's keys and values."""
+        return Cache(
+            keys, values, self.seen_by_next(), self.positions + 1, self.filled + 1
+        )
+
+    def seen_by_next(self) -> Bool[Array, "B S"]:
+        """Which slots the next token sees, its own included."""
+        slots = jnp.arange(self.seen.shape[1], dtype=jnp.int32)
+        return self.seen | (slots == self.filled)[None]
+
+
+def start_cache(
+    keys: Float[Array, "L B P K H"],
+    values: Float[Array, "L B P K H"],
+    attention_mask: Mask | None,
+    length: int,
+) -> Cache:
+    """A cache that holds a prompt, with room for `length` more tokens.
+
+    Args:
+        keys: the prompt's, of all layers.
+        values: as the keys.
+        attention_mask: [B, P], zero where the prompt is padded on the left.
+        length: how many tokens are to come.
+    """
+    _, batch, prompt, _, _ = keys.shape
+    room = ((0, 0), (0, 0), (0, length), (0, 0), (0, 0))
+    if attention_mask is None:
+        seen = jnp.ones((batch, prompt), bool)
+    else:
+        seen = attention_mask.astype(bool)
+    return Cache(
+        jnp.pad(keys, room),
+        jnp.pad(values, room),
+        jnp.pad(seen, ((0, 0), (0, length))),
+        jnp.sum(seen, axis=1, dtype=jnp.int32),
+        jnp.int32(prompt),
+    )
