@@ -24,18 +24,30 @@ class Rule:
         key: the tensor's name; `{}` stands for the layer's number.
         layers: how many layers are stacked in the parameter; None for no stack.
         transpose: whether the file keeps [out, in] where the parameter is [in, out].
+        shape: one layer's shape in the file, where the parameter has other axes for
+            the same numbers in the same order.
+        rows: how many rows the file's tensor has, where the parameter has more; the
+            others are padding, zero when read and left out when written.
     """
 
     path: str
     key: str
     layers: int | None = None
     transpose: bool = False
+    shape: tuple[int, ...] | None = None
+    rows: int | None = None
 
     def names(self) -> list[str]:
         """Names of the tensors, in the order in which they are stacked."""
         if self.layers is None:
             return [self.key]
         return [self.key.format(layer) for layer in range(self.layers)]
+
+    def as_in_file(self, part: np.ndarray) -> np.ndarray:
+        """One layer of the parameter seen as the file has it; a view, if contiguous."""
+        part = part.T if self.transpose else part
+        part = part if self.shape is None else part.reshape(self.shape)
+        return part if self.rows is None else part[: self.rows]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,21 +115,19 @@ def read_params(
     for rule in table.rules:
         if rule.path not in want or not present.issuperset(rule.names()):
             continue  # both are listed already
-        leaf = np.empty(want[rule.path], np.float32)
+        make = np.empty if rule.rows is None else np.zeros
+        leaf = make(want[rule.path], np.float32)
         for index, key in enumerate(rule.names()):
-            part = leaf if rule.layers is None else leaf[index]
+            part = rule.as_in_file(leaf if rule.layers is None else leaf[index])
             tensor = read(key)
             if not _is_float(tensor.dtype):
                 problems.append(f"{key} holds {tensor.dtype}, not floating point")
-                continue
-            tensor = tensor.T if rule.transpose else tensor
-            if tensor.shape != part.shape:
+            elif tensor.shape != part.shape:
                 problems.append(
-                    f"{key} is {_file_shape(rule, tensor.shape)}, "
-                    f"the config asks for {_file_shape(rule, part.shape)}"
+                    f"{key} is {tensor.shape}, the config asks for {part.shape}"
                 )
-                continue
-            part[...] = tensor
+            else:
+                part[...] = tensor
         params[rule.path] = leaf
     for copy, original in table.duplicates.items():
         if {copy, original} <= present and not same_values(read(copy), read(original)):
@@ -151,7 +161,7 @@ def write_tensors(table: Table, params: Tree) -> dict[str, np.ndarray]:
         parts = [leaf] if rule.layers is None else list(leaf)
         for key, part in zip(rule.names(), parts, strict=True):
             # safetensors writes the memory as it lies: a view would be scrambled.
-            tensors[key] = np.ascontiguousarray(part.T if rule.transpose else part)
+            tensors[key] = np.ascontiguousarray(rule.as_in_file(part))
     return tensors
 
 
@@ -187,10 +197,6 @@ def same_values(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape == b.shape and np.array_equal(
         a.astype(np.float32), b.astype(np.float32)
     )
-
-
-def _file_shape(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(reversed(shape)) if rule.transpose else tuple(shape)
 
 
 def _listing(problems: list[str]) -> str:

@@ -120,13 +120,10 @@ def token_positions(
     >>> token_positions(5, None, jnp.array([[1, 1, 2, 2, 2]]))
     Array([[0, 1, 0, 1, 2]], dtype=int32)
     """
-    if attention_mask is None and segment_ids is None:
-        return jnp.arange(length, dtype=jnp.int32)[None]
     if attention_mask is None:
-        present = jnp.ones(segment_ids.shape, jnp.int32)
+        count = jnp.arange(1, length + 1, dtype=jnp.int32)[None]
     else:
-        present = attention_mask.astype(bool).astype(jnp.int32)
-    count = jnp.cumsum(present, axis=1, dtype=jnp.int32)
+        count = jnp.cumsum(attention_mask.astype(bool), axis=1, dtype=jnp.int32)
     if segment_ids is not None:
         starts = segment_ids[:, 1:] != segment_ids[:, :-1]
         before = jnp.where(starts, count[:, :-1], 0)

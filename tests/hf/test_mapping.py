@@ -50,6 +50,43 @@ def test_layers_are_stacked_and_transposed():
     assert all(leaf.flags.c_contiguous for leaf in params.values())
 
 
+def test_other_axes_and_padding_rows_both_ways():
+    table = Table(
+        (
+            Rule("table", "embed.weight", rows=5),
+            Rule("head/kernel", "head.weight", transpose=True, rows=5),
+            Rule("layers/qkv", "block.{}.qkv", 2, shape=(2, 6)),
+        )
+    )
+    shapes = {
+        "table": np.empty((8, 2)),
+        "head": {"kernel": np.empty((2, 8))},
+        "layers": {"qkv": np.empty((2, 2, 3, 2))},
+    }
+    draw = np.random.default_rng(0).standard_normal
+    tensors = {
+        "embed.weight": draw((5, 2), np.float32),
+        "head.weight": draw((5, 2), np.float32),
+        "block.0.qkv": draw((2, 6), np.float32),
+        "block.1.qkv": draw((2, 6), np.float32),
+    }
+    params = read_params(table, list(tensors), tensors.__getitem__, shapes)
+    assert np.array_equal(params["table"][:5], tensors["embed.weight"])
+    assert not params["table"][5:].any() and not params["head"]["kernel"][:, 5:].any()
+    assert np.array_equal(params["head"]["kernel"][:, :5], tensors["head.weight"].T)
+    for part in range(3):
+        want = tensors["block.1.qkv"][:, 2 * part : 2 * part + 2]
+        assert np.array_equal(params["layers"]["qkv"][1, :, part], want)
+    back = write_tensors(table, params)
+    assert back.keys() == tensors.keys()
+    assert all(np.array_equal(back[name], tensors[name]) for name in tensors)
+    tensors["embed.weight"] = draw((8, 2), np.float32)
+    with pytest.raises(
+        CheckpointError, match=r"\(8, 2\), the config asks for \(5, 2\)"
+    ):
+        read_params(table, list(tensors), tensors.__getitem__, shapes)
+
+
 def test_writing_is_reading_backwards_and_contiguous():
     tensors = named()
     back = write_tensors(TABLE, read(tensors))
