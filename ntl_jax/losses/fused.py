@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from ntl_jax.losses import fused_tiles as tiles
+from ntl_jax.losses.column_passes import AxisName
 from ntl_jax.losses.fused_tiles import (
     Backward,
     GroupedGradients,
@@ -43,6 +44,7 @@ def stats_from_hidden(
     row_groups: int = 1,
     backward: Backward = "tokens",
     logits_dtype: DTypeLike | None = None,
+    axis_name: AxisName = None,
 ) -> NumberStats:
     """`stats_from_logits` of a head's logits, which never exist all at once.
 
@@ -87,6 +89,9 @@ def stats_from_hidden(
         logits_dtype: dtype of a tile's logits and of their gradient; that of hidden
             where None. float32 under bfloat16 hidden states spares a loss the error of
             up to 2^-9 of the label's logit, and takes a tenth longer.
+        axis_name: inside ``shard_map``, the mesh axis (or axes, major first) that the
+            kernel's columns are sharded over: kernel and bias are then this device's,
+            the stats and the gradient of hidden those of the whole head.
 
     Returns:
         NumberStats over [*B], float32.
@@ -111,6 +116,7 @@ def stats_from_hidden(
         row_groups,
         backward,
         logits_dtype,
+        axis_name,
     )
     check_head(head, hidden, kernel, labels, bias)
     kernel, bias = tiles.vary_like((kernel, bias), hidden)
@@ -130,6 +136,7 @@ def make_head(
     row_groups: int,
     backward: Backward = "tokens",
     logits_dtype: DTypeLike | None = None,
+    axis_name: AxisName = None,
 ) -> Head:
     """The static options of a head, checked."""
     if soft_cap is not None and not soft_cap > 0:
@@ -139,6 +146,11 @@ def make_head(
             raise ValueError(f"{name} must be at least 1, not {value}.")
     if backward not in ("tokens", "columns"):
         raise ValueError(f"backward must be 'tokens' or 'columns', not {backward!r}.")
+    if axis_name is not None and backward == "columns":
+        raise ValueError(
+            f"backward='columns' slices columns that axis {axis_name!r} shares out: "
+            "take backward='tokens'."
+        )
     dtype = None if logits_dtype is None else jnp.dtype(logits_dtype)
     return Head(
         vocab,
@@ -149,6 +161,7 @@ def make_head(
         row_groups,
         backward,
         dtype,
+        axis_name,
     )
 
 
@@ -177,7 +190,7 @@ def check_head(
             f"a kernel of shape {kernel.shape} asks for a bias of shape "
             f"{kernel.shape[1:]}, not {bias.shape}."
         )
-    head.vocab.check_columns(kernel.shape[1])
+    head.vocab.check_columns(kernel.shape[1] * head.shards())
     groups = head.row_groups
     if groups > 1 and (labels.ndim < 2 or labels.shape[0] % groups):
         raise ValueError(
@@ -203,7 +216,7 @@ def read_sums(head: Head, hidden, kernel, bias, labels) -> LogitSums:
     """The sums over all columns of the logits of all tokens."""
     axis = labels.ndim - 1
     tiling = head.tiling(labels.shape)
-    kernel, bias = tiles.aligned(kernel, bias, hidden.dtype)
+    kernel, bias = tiles.aligned(head, kernel, bias, hidden.dtype)
 
     def read(_, tile):
         h, y = tile
@@ -246,7 +259,7 @@ def _by_tokens(head: Head, hidden, kernel, bias, labels, sums, cotangent):
     axis = labels.ndim - 1
     tiling = head.tiling(labels.shape)
     columns = kernel.shape[1]
-    kernel, bias = tiles.aligned(kernel, bias, hidden.dtype)
+    kernel, bias = tiles.aligned(head, kernel, bias, hidden.dtype)
 
     def pull(gradients, tile):
         h, *of_tokens = tile
@@ -258,7 +271,7 @@ def _by_tokens(head: Head, hidden, kernel, bias, labels, sums, cotangent):
     xs = jax.tree.map(
         lambda x: tiles.split(x, tiling, axis), (hidden, labels, sums, cotangent)
     )
-    start = GroupedGradients.zeros(head, kernel, bias, hidden)
+    start = GroupedGradients.zeros(head, kernel, bias, kernel)
     gradients, d_hidden = jax.lax.scan(pull, start, xs)
     return tiles.join(d_hidden, labels.shape[axis], axis), gradients.summed(columns)
 

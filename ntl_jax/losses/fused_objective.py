@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses import fused_tiles as tiles
+from ntl_jax.losses.column_passes import AxisName
 from ntl_jax.losses.fused import (
     cast_gradients,
     check_head,
@@ -39,6 +40,7 @@ def objective_from_hidden(
     tile_tokens: int = 4096,
     row_groups: int = 1,
     logits_dtype: DTypeLike | None = None,
+    axis_name: AxisName = None,
 ) -> tuple[Float32[Array, ""], dict[str, Term]]:
     """The objective of a head's logits, which never exist all at once.
 
@@ -65,7 +67,7 @@ def objective_from_hidden(
         counts: what `Objective.counts` returns for the whole step, where this is a part
             of it: a micro-batch or a device.
         bias, logit_scale, soft_cap: as in `stats_from_hidden`.
-        tile_tokens, row_groups, logits_dtype: as there.
+        tile_tokens, row_groups, logits_dtype, axis_name: as there.
 
     Returns:
         (total, terms): a float32 scalar, with gradients for all floating arrays, in
@@ -94,6 +96,7 @@ def objective_from_hidden(
         tile_tokens,
         row_groups,
         logits_dtype=logits_dtype,
+        axis_name=axis_name,
     )
     check_head(head, hidden, kernel, labels, bias)
     if hidden.ndim == 1:  # a single position
@@ -162,7 +165,7 @@ def _pull_tiles(head: Head, total_of_stats, hidden, kernel, bias, labels, number
     axis, length = labels.ndim - 1, labels.shape[-1]
     tiling = head.tiling(labels.shape)
     columns = kernel.shape[1]
-    kernel, bias = tiles.aligned(kernel, bias, hidden.dtype)
+    kernel, bias = tiles.aligned(head, kernel, bias, hidden.dtype)
     ids = safe_labels(labels, head.vocab.vocab_size, ignore_index=head.ignore_index)
     cotangent_of = _tile_cotangent(total_of_stats, numbers, tiling)
 
@@ -178,7 +181,7 @@ def _pull_tiles(head: Head, total_of_stats, hidden, kernel, bias, labels, number
         return gradients.add(h, grad), (sums, d_hidden)
 
     h, y = jax.tree.map(lambda x: tiles.split(x, tiling, axis), (hidden, ids))
-    start = GroupedGradients.zeros(head, kernel, bias, hidden)
+    start = GroupedGradients.zeros(head, kernel, bias, kernel)
     order = jnp.arange(tiling[0], dtype=jnp.int32)
     gradients, outputs = jax.lax.scan(push_and_pull, start, (order, h, y))
     sums, d_hidden = jax.tree.map(lambda x: tiles.join(x, length, axis), outputs)

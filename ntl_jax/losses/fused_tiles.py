@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
-from ntl_jax.losses.column_passes import read_pass, write_pass
+from ntl_jax.losses.column_passes import AxisName, read_pass, write_pass
 from ntl_jax.losses.columns import MASKED_LOGIT, ColumnCotangents
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
@@ -32,6 +32,29 @@ class Head(NamedTuple):
     row_groups: int = 1
     backward: Backward = "tokens"
     logits_dtype: Any = None
+    axis_name: AxisName = None
+
+    def shards(self) -> int:
+        """How many devices of a `shard_map` share out the columns."""
+        return 1 if self.axis_name is None else jax.lax.axis_size(self.axis_name)
+
+    def sum_shards(self, x: Array) -> Array:
+        """The sum over these devices, in float32, in the dtype of x."""
+        if self.axis_name is None:
+            return x
+        return jax.lax.psum(x.astype(jnp.float32), self.axis_name).astype(x.dtype)
+
+    def places(self, columns: int) -> tuple[Array, Array | None]:
+        """Where the number tokens stand in this device's columns, and which do so.
+
+        The place of the others is ``columns``, which is none; None where all do.
+        """
+        ids = jnp.asarray(self.vocab.token_ids)
+        if self.axis_name is None:
+            return ids, None
+        places = ids - jax.lax.axis_index(self.axis_name) * columns
+        here = (places >= 0) & (places < columns)
+        return jnp.where(here, places, columns), here
 
     def tiling(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """(number of tiles, positions in each) for tokens of shape [*L, T].
@@ -69,7 +92,7 @@ class LogitSums(NamedTuple):
 
 
 def aligned(
-    kernel: Float[Array, "D V"], bias: Float[Array, "V"] | None, dtype
+    head: Head, kernel: Float[Array, "D V"], bias: Float[Array, "V"] | None, dtype
 ) -> tuple[Float[Array, "D C"], Float[Array, "C"] | None]:
     """The kernel in the dtype of products, in whole lanes, and the bias likewise.
 
@@ -77,7 +100,7 @@ def aligned(
     """
     kernel = kernel.astype(dtype)
     missing = -kernel.shape[1] % LANES
-    if missing and jnp.dtype(dtype).itemsize == 2:
+    if missing and jnp.dtype(dtype).itemsize == 2 and head.axis_name is None:
         kernel = jnp.pad(kernel, ((0, 0), (0, missing)))
         bias = None if bias is None else jnp.pad(bias, (0, missing))
     return kernel, bias
@@ -120,15 +143,21 @@ def number_logits_of(
     bias: Float[Array, "V"] | None,
 ) -> Float32[Array, "*B K"]:
     """The logits of the number tokens: a matmul with K columns."""
-    ids = head.vocab.token_ids
-    columns = jnp.take(kernel, ids, axis=1, mode="clip").astype(hidden.dtype)
-    bias = None if bias is None else jnp.take(bias, ids, mode="clip")
-    return logits_of(head, hidden, columns, bias).astype(jnp.float32)
+    places, here = head.places(kernel.shape[1])
+    columns = jnp.take(kernel, places, axis=1, mode="clip").astype(hidden.dtype)
+    bias = None if bias is None else jnp.take(bias, places, mode="clip")
+    z = logits_of(head, hidden, columns, bias).astype(jnp.float32)
+    return z if here is None else head.sum_shards(_where_last(here, z))
+
+
+def _where_last(here: Bool[Array, "K"], x: Array) -> Array:
+    """x [*B, K] where ``here``, 0 elsewhere."""
+    return jnp.where(jnp.expand_dims(here, range(x.ndim - 1)), x, jnp.zeros_like(x))
 
 
 def sums_of(head: Head, z: Float[Array, "*B V"], labels: Int[Array, "*B"]) -> LogitSums:
     """Reads a tile with all columns; ``labels`` are in [0, V)."""
-    sums = read_pass(head.vocab.vocab_size, None, None, z, labels)
+    sums = read_pass(head.vocab.vocab_size, None, head.axis_name, z, labels)
     return LogitSums(sums.top, jnp.log(sums.exp_sum), sums.label_logit, sums.logit_sum)
 
 
@@ -179,7 +208,15 @@ def gradient_of(
         cotangent.lse, cotangent.label_logit, cotangent.logit_sum, none
     )
     grad = write_pass(
-        real, None, None, z, labels, sums.top, sums.log_sum, cotangents, in_place=True
+        real,
+        None,
+        head.axis_name,
+        z,
+        labels,
+        sums.top,
+        sums.log_sum,
+        cotangents,
+        in_place=True,
     )
     return _through_head(head, z, grad)
 
@@ -274,22 +311,25 @@ def add_number_gradients(
 ) -> tuple[Float[Array, "*B D"], HeadGradients]:
     """Adds what the gradient of the number logits sends to the head's inputs.
 
-    Two matrix products with K columns.
+    Two matrix products with K columns. The gradient of hidden is then that of the whole
+    head, where devices share out its columns.
     """
-    ids = head.vocab.token_ids
+    places, here = head.places(kernel.shape[1])
     fixed = number_logits <= MASKED_LOGIT
     grad = _through_head(head, number_logits, jnp.where(fixed, 0.0, cotangent))
+    grad = grad if here is None else _where_last(here, grad)
     any_live = jnp.any(cotangent != 0, axis=-1, keepdims=True)
     hidden = jnp.where(any_live, hidden, jnp.zeros((), hidden.dtype))
-    columns = jnp.take(kernel, ids, axis=1, mode="clip").astype(hidden.dtype)
+    columns = jnp.take(kernel, places, axis=1, mode="clip").astype(hidden.dtype)
     d_hidden += hidden_gradient(grad, columns).astype(d_hidden.dtype)
     of_columns = over_tokens(hidden, grad.astype(hidden.dtype))  # [D, K]
     d_kernel, d_bias = gradients
-    d_kernel = d_kernel.at[:, ids].add(of_columns.astype(d_kernel.dtype))
+    of_columns = of_columns.astype(d_kernel.dtype)
+    d_kernel = d_kernel.at[:, places].add(of_columns, mode="drop")
     if d_bias is not None:
-        of_bias = float32_sum(grad, range(grad.ndim - 1))
-        d_bias = d_bias.at[ids].add(of_bias.astype(d_bias.dtype))
-    return d_hidden, HeadGradients(d_kernel, d_bias)
+        of_bias = float32_sum(grad, range(grad.ndim - 1)).astype(d_bias.dtype)
+        d_bias = d_bias.at[places].add(of_bias, mode="drop")
+    return head.sum_shards(d_hidden), HeadGradients(d_kernel, d_bias)
 
 
 def split(x: Array, tiling: tuple[int, int], axis: int) -> Array:

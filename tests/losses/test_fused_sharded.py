@@ -186,6 +186,39 @@ def test_shard_map_with_a_device_that_has_nothing(expected, name, check_vma):
     assert_close(step(*draw_batch()), expected)
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("name", ["stats", "objective"])
+def test_shard_map_with_the_columns_shared_out(expected, name, check_vma):
+    loss = {"stats": total_by_stats, "objective": total_at_once}[name]
+    mesh = jax.make_mesh((2, 4), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+
+    def step(head, labels):
+        counts = jax.lax.psum(OBJECTIVE.counts(labels, VOCAB), "data")
+        run = partial(loss, tile_tokens=16, axis_name="tensor")
+        value, gradient = jax.value_and_grad(run)(head, labels, counts)
+        if not check_vma:
+            gradient = (gradient[0], *jax.lax.psum(gradient[1:], "data"))
+        return jax.lax.psum(value, "data"), gradient
+
+    specs = (P("data"), P(None, "tensor"), P("tensor"))
+    mapped = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(specs, P("data")),
+        out_specs=(P(), specs),
+        check_vma=check_vma,
+    )
+    compiled = jax.jit(mapped).lower(*draw_batch()).compile()
+    assert_close(compiled(*draw_batch()), expected)
+    assert "all-gather" not in compiled.as_text()
+
+
+def test_columns_shared_out_cannot_be_cut(unhooked):
+    head, labels = draw_batch()
+    with pytest.raises(ValueError, match="backward='columns' slices columns that axis"):
+        total_by_stats(head, labels, axis_name="tensor", backward="columns")
+
+
 def test_means_of_means_are_seen(expected):
     step = in_shard_map(total_at_once, True, whole_counts=False)
     with pytest.raises(AssertionError):
