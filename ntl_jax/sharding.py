@@ -65,7 +65,19 @@ T5_RULES: Rules = (
     (r"(encoder|decoder)/final_norm/scale", _REPLICATED),
 )
 
-_RULES: dict[str, Rules] = {"T5Config": T5_RULES}
+GPT2_RULES: Rules = (
+    (r"wte/embedding", PartitionSpec("tensor", "fsdp")),  # [W, D]
+    (r"wpe/embedding", PartitionSpec(None, "fsdp")),  # [n_positions, D]
+    (r"lm_head/kernel", PartitionSpec("fsdp", "tensor")),  # [D, W]
+    # [L, D, 3, N*H]: each of q, k and v is cut by heads.
+    (r"layers/attention/qkv/kernel", PartitionSpec(None, "fsdp", None, "tensor")),
+    (r"layers/mlp/wi/kernel", _IN),
+    (r"layers/(attention/o|mlp/wo)/kernel", _OUT),
+    (r"layers/(attention/(qkv|o)|mlp/(wi|wo))/bias", _REPLICATED),
+    (r"(layers/(attention|mlp)/norm|final_norm)/(scale|bias)", _REPLICATED),
+)
+
+_RULES: dict[str, Rules] = {"GPT2Config": GPT2_RULES, "T5Config": T5_RULES}
 
 
 def param_shardings(config: Any, params: Any, mesh: Mesh) -> Any:

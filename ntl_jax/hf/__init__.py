@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ntl_jax.hf import t5
+from ntl_jax.hf import gpt2, t5
 from ntl_jax.hf.files import (
     open_tensors,
     read_json,
@@ -23,15 +23,16 @@ from ntl_jax.hf.files import (
 )
 from ntl_jax.hf.mapping import CheckpointError as CheckpointError
 from ntl_jax.hf.mapping import read_params, write_tensors
-from ntl_jax.models import Params, T5Config, init_params
+from ntl_jax.models import Config, GPT2Config, Params, T5Config, init_params
 
-_FAMILIES: dict[str, ModuleType] = {"t5": t5}
-_FAMILY_OF_CONFIG: dict[type, ModuleType] = {T5Config: t5}
+# By config.json's model_type, and by the config's class.
+_FAMILIES: dict[str, ModuleType] = {"gpt2": gpt2, "t5": t5}
+_FAMILY_OF_CONFIG: dict[type, ModuleType] = {GPT2Config: gpt2, T5Config: t5}
 
 
 def load_checkpoint(
     source: str | Path, *, dtype: str = "float32", **changes: Any
-) -> tuple[T5Config, Params]:
+) -> tuple[Any, Params]:
     """Reads a checkpoint from a folder or from the Hugging Face hub.
 
     Args:
@@ -41,7 +42,8 @@ def load_checkpoint(
         **changes: config fields to set otherwise, such as `dropout_rate=0.0`.
 
     Returns:
-        The config, and the parameters as float32 NumPy arrays on the host, whatever
+        The config, of the class that the checkpoint's kind of model has, and the
+        parameters as float32 NumPy arrays on the host, whatever
         type they are stored in. `jax.device_put(params, shardings)` spreads them.
 
     Raises:
@@ -70,7 +72,7 @@ def load_checkpoint(
 
 def save_checkpoint(
     folder: str | Path,
-    config: T5Config,
+    config: Config,
     params: Params,
     *,
     max_shard_bytes: int = 5_000_000_000,

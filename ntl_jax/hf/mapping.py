@@ -58,11 +58,28 @@ class Table:
         rules: one a parameter.
         duplicates: tensor names that may repeat another tensor: {copy: original}.
         ignored: regular expressions, matched in full, of tensors without a use.
+        prefix: what keys begin with when a file has the model with its head; files
+            of the bare model leave it out.
     """
 
     rules: tuple[Rule, ...]
     duplicates: Mapping[str, str] = dataclasses.field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    prefix: str = ""
+
+    def as_named(self, names: list[str]) -> "Table":
+        """The table for a file with these names: without the prefix if they lack it."""
+        if not self.prefix or any(name.startswith(self.prefix) for name in names):
+            return self
+        rules = (
+            dataclasses.replace(rule, key=rule.key.removeprefix(self.prefix))
+            for rule in self.rules
+        )
+        copies = {
+            copy.removeprefix(self.prefix): original.removeprefix(self.prefix)
+            for copy, original in self.duplicates.items()
+        }
+        return dataclasses.replace(self, rules=tuple(rules), duplicates=copies)
 
 
 class CheckpointError(ValueError):
@@ -109,6 +126,7 @@ def read_params(
         CheckpointError: tensors are missing, unknown, misshapen or of a type that is
             no float, or copies differ from their originals; all are listed.
     """
+    table = table.as_named(names)
     want = {path: tuple(leaf.shape) for path, leaf in flatten(shapes).items()}
     problems = _table_problems(table, want) + _name_problems(table, names)
     params, present = {}, set(names)

@@ -4,7 +4,9 @@ A model's parameters are a nested dict of arrays, made by `init_params` or read 
 checkpoint by `ntl_jax.hf`; `bind` puts a module around them, inside `jit` or outside.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
+from typing import overload
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +14,17 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Int, Key, PyTree
 
+from ntl_jax.models.gpt2 import GPT2 as GPT2
+from ntl_jax.models.gpt2_config import GPT2Config as GPT2Config
 from ntl_jax.models.t5 import T5 as T5
 from ntl_jax.models.t5_config import T5Config as T5Config
 
-_MODULES: dict[type, type[T5]] = {T5Config: T5}
+Config = GPT2Config | T5Config
+_MODULES: dict[type, Callable[..., nnx.Module]] = {GPT2Config: GPT2, T5Config: T5}
 Params = dict[str, "Params | Array"]
 
 
-def init_params(config: T5Config, key: Key[Array, ""]) -> Params:
+def init_params(config: Config, key: Key[Array, ""]) -> Params:
     """Fresh parameters, drawn as Hugging Face draws them for training from scratch.
 
     Args:
@@ -41,12 +46,16 @@ def init_params(config: T5Config, key: Key[Array, ""]) -> Params:
 
 
 @lru_cache(maxsize=64)
-def _skeleton(config: T5Config) -> tuple[nnx.GraphDef, nnx.State]:
+def _skeleton(config: Config) -> tuple[nnx.GraphDef, nnx.State]:
     build = nnx.eval_shape(lambda: _MODULES[type(config)](config, nnx.Rngs(params=0)))
     return nnx.split(build)
 
 
-def bind(config: T5Config, params: Params) -> T5:
+@overload
+def bind(config: GPT2Config, params: Params) -> GPT2: ...
+@overload
+def bind(config: T5Config, params: Params) -> T5: ...
+def bind(config: Config, params: Params) -> nnx.Module:
     """The model that `config` describes, around `params`; cheap, also inside `jit`.
 
     Args:
@@ -83,9 +92,13 @@ def _leaves(tree: PyTree) -> dict[str, Array]:
     return {jax.tree_util.keystr(k, simple=True, separator="/"): v for k, v in pairs}
 
 
-def count_parameters(tree: PyTree) -> int:
-    """How many numbers a tree of arrays, or of shapes, holds."""
-    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
+def count_parameters(tree: PyTree, config: Config | None = None) -> int:
+    """How many numbers a tree of arrays, or of shapes, holds.
+
+    Given the model's config, rows that only pad the vocabulary are not counted.
+    """
+    total = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
+    return total - getattr(config, "padding_parameters", 0)
 
 
 def shift_right(

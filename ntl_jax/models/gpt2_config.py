@@ -1,0 +1,124 @@
+"""GPT-2's sizes and options, with one classmethod a released size."""
+
+import dataclasses
+import logging
+
+ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu")
+_SIZES = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")
+_RATES = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class GPT2Config:
+    """Sizes and options of a GPT-2; field names as in Hugging Face's config.json."""
+
+    vocab_size: int = 50257
+    n_positions: int = 1024
+    n_embd: int = 768
+    n_layer: int = 12
+    n_head: int = 12
+    n_inner: int | None = None  # of the feed-forward layer; None: 4 * n_embd
+    activation_function: str = "gelu_new"
+    resid_pdrop: float = 0.1
+    embd_pdrop: float = 0.1
+    attn_pdrop: float = 0.1
+    layer_norm_epsilon: float = 1e-5
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    bos_token_id: int = 50256
+    eos_token_id: int = 50256
+    pad_token_id: int = 50256  # GPT-2 has none of its own: its end token fills up
+    vocab_rows: int | None = None  # of the table, see `pad_vocab`; None: vocab_size
+    dtype: str = "float32"  # of activations; parameters are always float32
+    unroll_layers: bool = False  # slower to compile, at times faster to run
+    remat: bool = False  # recompute each layer in the backward pass
+
+    def __post_init__(self):
+        for name in _SIZES:
+            size = getattr(self, name)
+            if not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name} is {size!r}; it must be a whole number >= 1")
+        if self.n_embd % self.n_head:
+            raise ValueError(
+                f"n_embd {self.n_embd} does not divide into n_head {self.n_head} heads"
+            )
+        if self.n_inner is not None and self.n_inner < 1:
+            raise ValueError(f"n_inner is {self.n_inner}; give None for 4 * n_embd")
+        if self.vocab_rows is not None and self.vocab_rows < self.vocab_size:
+            raise ValueError(
+                f"vocab_rows is {self.vocab_rows}, fewer than the {self.vocab_size} "
+                "tokens of vocab_size; it may only add rows"
+            )
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"dtype is {self.dtype!r}; choose 'float32' or 'bfloat16'")
+        if self.activation_function not in ACTIVATIONS:
+            raise ValueError(
+                f"activation_function is {self.activation_function!r}; choose one of "
+                f"{list(ACTIVATIONS)}"
+            )
+        for name in _RATES:
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} is {getattr(self, name)}, outside [0, 1)")
+
+    @property
+    def inner(self) -> int:
+        """Width of the feed-forward layer."""
+        return 4 * self.n_embd if self.n_inner is None else self.n_inner
+
+    @property
+    def rows(self) -> int:
+        """Rows of the token table, padding included."""
+        return self.vocab_size if self.vocab_rows is None else self.vocab_rows
+
+    @property
+    def padding_parameters(self) -> int:
+        """How many numbers of the parameter tree are vocabulary padding."""
+        tables = 1 if self.tie_word_embeddings else 2
+        return tables * (self.rows - self.vocab_size) * self.n_embd
+
+    def pad_vocab(self, multiple: int = 128) -> "GPT2Config":
+        """The config with rows added until `multiple` divides their number.
+
+        GPT-2's 50257 columns are an odd number: no mesh axis divides it, and GPUs
+        multiply such matrices slowly. The rows that are added hold zeros. Logits of
+        their columns are -1e30, losses mask them by `NumberVocab.vocab_size`, files
+        are written without them.
+
+        Args:
+            multiple: 128 suits GPUs and TPUs; the `tensor` axis must divide it.
+
+        Returns:
+            The config with `vocab_rows` set; the log says how many rows were added.
+
+        >>> GPT2Config.small().pad_vocab().vocab_rows
+        50304
+        """
+        rows = -(-self.vocab_size // multiple) * multiple
+        logger.info("vocabulary padded from %d to %d rows", self.vocab_size, rows)
+        return dataclasses.replace(self, vocab_rows=rows)
+
+    @classmethod
+    def small(cls, **changes) -> "GPT2Config":
+        """gpt2: 124,439,808 parameters."""
+        return cls(**changes)
+
+    @classmethod
+    def medium(cls, **changes) -> "GPT2Config":
+        """gpt2-medium: 354,823,168 parameters."""
+        return cls(**_sizes(1024, 24, 16) | changes)
+
+    @classmethod
+    def large(cls, **changes) -> "GPT2Config":
+        """gpt2-large: 774,030,080 parameters."""
+        return cls(**_sizes(1280, 36, 20) | changes)
+
+    @classmethod
+    def xl(cls, **changes) -> "GPT2Config":
+        """gpt2-xl: 1,557,611,200 parameters."""
+        return cls(**_sizes(1600, 48, 25) | changes)
+
+
+def _sizes(n_embd, n_layer, n_head) -> dict:
+    return {"n_embd": n_embd, "n_layer": n_layer, "n_head": n_head}
