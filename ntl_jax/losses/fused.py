@@ -16,11 +16,14 @@ from jaxtyping import Array, Float, Int
 
 from ntl_jax.losses import fused_tiles as tiles
 from ntl_jax.losses.column_passes import AxisName
+from ntl_jax.losses.fused_gradients import (
+    GroupedGradients,
+    HeadGradients,
+    add_number_gradients,
+)
 from ntl_jax.losses.fused_tiles import (
     Backward,
-    GroupedGradients,
     Head,
-    HeadGradients,
     LogitSums,
 )
 from ntl_jax.losses.positions import safe_labels
@@ -235,7 +238,7 @@ def _backward(head: Head, residuals, cotangent: NumberStats):
     by = _by_tokens if head.backward == "tokens" else _by_columns
     rest = cotangent._replace(number_logits=None)
     d_hidden, gradients = by(head, hidden, kernel, bias, labels, sums, rest)
-    d_hidden, gradients = tiles.add_number_gradients(
+    d_hidden, gradients = add_number_gradients(
         head, d_hidden, gradients, hidden, kernel, numbers, cotangent.number_logits
     )
     return d_hidden, *cast_gradients(gradients, kernel, bias), None

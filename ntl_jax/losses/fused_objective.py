@@ -16,7 +16,8 @@ from ntl_jax.losses.fused import (
     make_head,
     read_sums,
 )
-from ntl_jax.losses.fused_tiles import GroupedGradients, Head, LogitSums
+from ntl_jax.losses.fused_gradients import GroupedGradients, add_number_gradients
+from ntl_jax.losses.fused_tiles import Head, LogitSums
 from ntl_jax.losses.objective import Objective
 from ntl_jax.losses.positions import safe_labels
 from ntl_jax.losses.reduction import Term
@@ -152,7 +153,7 @@ def _forward(
         total, sums.stats(numbers), objective, weights, counts, has_aux=True
     )
     d_stats, d_objective, d_weights, d_counts = pull(jnp.ones_like(value))
-    d_hidden, gradients = tiles.add_number_gradients(
+    d_hidden, gradients = add_number_gradients(
         head, d_hidden, gradients, hidden, kernel, numbers, d_stats.number_logits
     )
     d_kernel, d_bias = cast_gradients(gradients, kernel, bias)

@@ -147,10 +147,10 @@ def number_logits_of(
     columns = jnp.take(kernel, places, axis=1, mode="clip").astype(hidden.dtype)
     bias = None if bias is None else jnp.take(bias, places, mode="clip")
     z = logits_of(head, hidden, columns, bias).astype(jnp.float32)
-    return z if here is None else head.sum_shards(_where_last(here, z))
+    return z if here is None else head.sum_shards(where_last(here, z))
 
 
-def _where_last(here: Bool[Array, "K"], x: Array) -> Array:
+def where_last(here: Bool[Array, "K"], x: Array) -> Array:
     """x [*B, K] where ``here``, 0 elsewhere."""
     return jnp.where(jnp.expand_dims(here, range(x.ndim - 1)), x, jnp.zeros_like(x))
 
@@ -218,10 +218,10 @@ def gradient_of(
         cotangents,
         in_place=True,
     )
-    return _through_head(head, z, grad)
+    return through_head(head, z, grad)
 
 
-def _through_head(head: Head, z: Array, grad: Array) -> Array:
+def through_head(head: Head, z: Array, grad: Array) -> Array:
     """From the gradient of the logits z to that of the matrix product."""
     if head.soft_cap is None and head.logit_scale == 1:
         return grad
@@ -251,85 +251,6 @@ def hidden_gradient(
 ) -> Float32[Array, "*B D"]:
     """The gradient of the hidden states from that of the matrix product."""
     return product(grad.astype(kernel.dtype), kernel, ((grad.ndim - 1,), (1,)))
-
-
-class HeadGradients(NamedTuple):
-    """The gradients of a head's kernel and bias."""
-
-    kernel: Float[Array, "D V"]
-    bias: Float[Array, "V"] | None
-
-
-class GroupedGradients(NamedTuple):
-    """Float32 sums of the gradients of a head, G groups of rows on their own.
-
-    Where G devices share the rows, each adds up its own tiles, and `summed` is the only
-    time that they meet.
-    """
-
-    kernel: Float32[Array, "G D V"]
-    bias: Float32[Array, "G V"] | None
-
-    @classmethod
-    def zeros(cls, head: Head, kernel: Array, bias: Array | None, like: Array):
-        """Zeros that vary over the `shard_map` axes of ``like``."""
-        groups = head.row_groups
-        of_kernel = zeros_like((groups, *kernel.shape), jnp.float32, like)
-        if bias is None:
-            return cls(of_kernel, None)
-        return cls(of_kernel, zeros_like((groups, *bias.shape), jnp.float32, like))
-
-    def add(
-        self, hidden: Float[Array, "*B D"], grad: Float[Array, "*B V"]
-    ) -> "GroupedGradients":
-        """Adds those of a tile of tokens, from the gradient of its matrix product."""
-        groups = len(self.kernel)
-        hidden = hidden.reshape(groups, -1, hidden.shape[-1])  # [G, N, D]
-        grad = grad.reshape(groups, -1, grad.shape[-1])  # [G, N, V]
-        # An outer `vmap` and not a loop: one product with a batch axis.
-        kernel = self.kernel + jax.vmap(over_tokens)(hidden, grad.astype(hidden.dtype))
-        if self.bias is None:
-            return GroupedGradients(kernel, None)
-        return GroupedGradients(kernel, self.bias + float32_sum(grad, 1))
-
-    def summed(self, columns: int) -> HeadGradients:
-        """The gradients, still float32, of the first columns."""
-        kernel = jnp.sum(self.kernel, axis=0)[:, :columns]
-        if self.bias is None:
-            return HeadGradients(kernel, None)
-        return HeadGradients(kernel, jnp.sum(self.bias, axis=0)[:columns])
-
-
-def add_number_gradients(
-    head: Head,
-    d_hidden: Float[Array, "*B D"],
-    gradients: HeadGradients,
-    hidden: Float[Array, "*B D"],
-    kernel: Float[Array, "D V"],
-    number_logits: Float32[Array, "*B K"],
-    cotangent: Float32[Array, "*B K"],
-) -> tuple[Float[Array, "*B D"], HeadGradients]:
-    """Adds what the gradient of the number logits sends to the head's inputs.
-
-    Two matrix products with K columns. The gradient of hidden is then that of the whole
-    head, where devices share out its columns.
-    """
-    places, here = head.places(kernel.shape[1])
-    fixed = number_logits <= MASKED_LOGIT
-    grad = _through_head(head, number_logits, jnp.where(fixed, 0.0, cotangent))
-    grad = grad if here is None else _where_last(here, grad)
-    any_live = jnp.any(cotangent != 0, axis=-1, keepdims=True)
-    hidden = jnp.where(any_live, hidden, jnp.zeros((), hidden.dtype))
-    columns = jnp.take(kernel, places, axis=1, mode="clip").astype(hidden.dtype)
-    d_hidden += hidden_gradient(grad, columns).astype(d_hidden.dtype)
-    of_columns = over_tokens(hidden, grad.astype(hidden.dtype))  # [D, K]
-    d_kernel, d_bias = gradients
-    of_columns = of_columns.astype(d_kernel.dtype)
-    d_kernel = d_kernel.at[:, places].add(of_columns, mode="drop")
-    if d_bias is not None:
-        of_bias = float32_sum(grad, range(grad.ndim - 1)).astype(d_bias.dtype)
-        d_bias = d_bias.at[places].add(of_bias, mode="drop")
-    return head.sum_shards(d_hidden), HeadGradients(d_kernel, d_bias)
 
 
 def split(x: Array, tiling: tuple[int, int], axis: int) -> Array:
