@@ -12,9 +12,12 @@ from ntl_jax.models import T5Config
 class DataConfig:
     """Which questions to train and evaluate on."""
 
-    name: Literal["arithmetic", "mathematics", "gsm8k", "jsonl"] = "arithmetic"
-    """arithmetic: generated questions in words; mathematics: DeepMind's dataset;
-    gsm8k: grade-school word problems; jsonl: your own files."""
+    name: Literal["arithmetic", "multiplication", "mathematics", "gsm8k", "jsonl"] = (
+        "arithmetic"
+    )
+    """arithmetic: generated questions in words; multiplication: generated products,
+    12*345=4140; mathematics: DeepMind's dataset; gsm8k: grade-school word problems;
+    jsonl: your own files."""
     raw_dir: str | None = None
     """Folder of raw files (default: $NTL_DATA_DIR; without either, downloaded)."""
     modules: tuple[str, ...] = ("arithmetic__add_sub_multiple",)
@@ -28,7 +31,8 @@ class DataConfig:
     eval_file: str | None = None
     """jsonl: held-out rows; without it no evaluation by generation."""
     train_size: int | None = None
-    """Train on this many rows (arithmetic generates them); None takes all."""
+    """Train on this many rows (generated ones: of as many as you like); None takes
+    all."""
     eval_size: int | None = None
     """Evaluate on so many rows of each evaluation set, its first ones (mathematics:
     of each module); None takes all."""
@@ -37,6 +41,8 @@ class DataConfig:
     "validation" (the paper: 0.15 of GSM8K)."""
     max_operand: int = 99
     """arithmetic: operands are 0..max_operand; extrapolation goes beyond."""
+    digits: int = 5
+    """multiplication: operands have 1..digits digits; extrapolation goes one beyond."""
     seed: int = 0
     """Generation and shuffling of the data."""
     batch_size: int = 32
@@ -290,6 +296,7 @@ _RANGES = {
     "": {"seed": _NOT_NEGATIVE},
     "data": {
         "seed": _NOT_NEGATIVE,
+        "digits": (1, 10, True),
         "train_size": _AT_LEAST_1,
         "eval_size": _AT_LEAST_1,
         "max_source_length": _AT_LEAST_1,

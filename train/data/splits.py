@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from train.config import DataConfig
+from train.data.multiplication import cells, multiplication_test, multiplication_train
 from train.data.rows import JoinedRows, Row, spread
 from train.data.sources import (
     DataError,
@@ -33,9 +34,10 @@ class Splits:
 def load_splits(data: DataConfig) -> Splits:
     """Reads, downloads or generates the rows that a config names.
 
-    Evaluation sets by dataset: arithmetic and mathematics have ``interpolation`` and
-    ``extrapolation``; gsm8k has ``test``; jsonl has ``eval`` if there is an eval_file;
-    the last two also ``validation`` if validation_fraction is not 0.
+    Evaluation sets by dataset: arithmetic, multiplication and mathematics have
+    ``interpolation`` and ``extrapolation``; gsm8k has ``test``; jsonl has ``eval`` if
+    there is an eval_file; the last two also ``validation`` if validation_fraction is
+    not 0.
 
     Raw files are looked for in ``data.raw_dir``, else in ``$NTL_DATA_DIR``: in
     ``gsm8k/{train,test}.jsonl`` and ``mathematics_dataset/SPLIT/MODULE.txt``, each
@@ -54,6 +56,7 @@ def load_splits(data: DataConfig) -> Splits:
     """
     loaders = {
         "arithmetic": _arithmetic,
+        "multiplication": _multiplication,
         "mathematics": _mathematics,
         "gsm8k": _gsm8k,
         "jsonl": _jsonl,
@@ -80,6 +83,23 @@ def _arithmetic(data: DataConfig) -> Splits:
             "extrapolation": arithmetic_questions(
                 n_eval, split="extrapolation", **options
             ),
+        },
+    )
+
+
+def _multiplication(data: DataConfig) -> Splits:
+    n_train = _ARITHMETIC_TRAIN if data.train_size is None else data.train_size
+    evaluation = {
+        "interpolation": cells(data.digits),
+        "extrapolation": cells(data.digits, beyond=1),
+    }
+    return Splits(
+        multiplication_train(n_train, digits=data.digits, seed=data.seed),
+        {
+            name: _head(
+                [multiplication_test(cell, seed=data.seed) for cell in of_set], data
+            )
+            for name, of_set in evaluation.items()
         },
     )
 
