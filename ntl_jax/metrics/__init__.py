@@ -1,0 +1,32 @@
+"""How good are the numbers, and the text, that a model wrote? On the host."""
+
+from ntl_jax.metrics.baselines import Baseline as Baseline
+from ntl_jax.metrics.baselines import trivial_baselines as trivial_baselines
+from ntl_jax.metrics.bootstrap import Comparison as Comparison
+from ntl_jax.metrics.bootstrap import Interval as Interval
+from ntl_jax.metrics.bootstrap import bootstrap_interval as bootstrap_interval
+from ntl_jax.metrics.bootstrap import compare_runs as compare_runs
+from ntl_jax.metrics.bootstrap import wilson_interval as wilson_interval
+from ntl_jax.metrics.by_cell import CellScores as CellScores
+from ntl_jax.metrics.by_cell import mean_over_cells as mean_over_cells
+from ntl_jax.metrics.by_cell import operand_digits as operand_digits
+from ntl_jax.metrics.by_cell import scores_by_cell as scores_by_cell
+from ntl_jax.metrics.by_label import LABEL_TYPES as LABEL_TYPES
+from ntl_jax.metrics.by_label import DigitAccuracy as DigitAccuracy
+from ntl_jax.metrics.by_label import ErrorHistograms as ErrorHistograms
+from ntl_jax.metrics.by_label import ErrorRates as ErrorRates
+from ntl_jax.metrics.by_label import digit_accuracy as digit_accuracy
+from ntl_jax.metrics.by_label import error_histograms as error_histograms
+from ntl_jax.metrics.by_label import error_rates as error_rates
+from ntl_jax.metrics.distributions import NumberTokenScores as NumberTokenScores
+from ntl_jax.metrics.distributions import number_token_scores as number_token_scores
+from ntl_jax.metrics.numeric import numeric_metrics as numeric_metrics
+from ntl_jax.metrics.numeric import pair_scores as pair_scores
+from ntl_jax.metrics.pairs import NumberPairs as NumberPairs
+from ntl_jax.metrics.pairs import read_labels as read_labels
+from ntl_jax.metrics.pairs import read_pairs as read_pairs
+from ntl_jax.metrics.text import corpus_bleu as corpus_bleu
+from ntl_jax.metrics.text import rouge as rouge
+from ntl_jax.metrics.text import sequence_accuracy as sequence_accuracy
+from ntl_jax.metrics.text import text_metrics as text_metrics
+from ntl_jax.metrics.text import token_accuracy as token_accuracy
