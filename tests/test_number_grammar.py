@@ -4,80 +4,114 @@ import gzip
 import json
 import re
 from decimal import Decimal
+from fractions import Fraction
 
 import hypothesis
 import hypothesis.strategies as st
 import pytest
 
+from ntl_jax import number_grammar
 from ntl_jax.number_grammar import clean_numbers, find_numbers, last_number
+from tests.number_cases import CASES, DEBATABLE, FRACTION_CASES
 
-CASES = {
-    # signs
-    "62-8": "62 8",
-    "62 - 8": "62 8",
-    "62 -8": "62 8",
-    "(3+4)-8": "3 4 8",
-    "x-5": "5",
-    "x - 5": "5",
-    "50% - 3": "50 3",
-    "pages 10-15": "10 15",
-    "covid-19": "19",
-    "-5": "-5",
-    "- 5": "-5",
-    "+5": "5",
-    "is -5": "-5",
-    "= -5": "-5",
-    "= - 5": "-5",
-    "(-5)": "-5",
-    "3 - -136": "3 -136",
-    "-5-5": "-5 5",
-    "\u22123": "-3",
-    "-$5": "-5",
-    "$-5": "-5",
-    "$5 - $3": "5 3",
-    "#### -10": "-10",
-    # thousands
-    "1,000": "1000",
-    "-1,234,567.25": "-1234567.25",
-    "1,2,3": "1 2 3",
-    "1,000,5": "1000 5",
-    "1,0000": "1 0000",
-    "1234,567": "1234 567",
-    "0,123": "0 123",
-    "5, 600": "5 600",
-    "12 500": "12 500",
-    # decimals
-    "12.5": "12.5",
-    ".5": "0.5",
-    "-.5": "-0.5",
-    "$.50": "0.50",
-    "5.": "5",
-    "Take 3.Then 4.": "3 4",
-    "007": "7",
-    # exponents
-    "1e5": "100000",
-    "1.2e-05": "0.000012",
-    "1E+2": "100",
-    "-2e3": "-2000",
-    "2e": "2",
-    "5eggs": "5",
-    # around numbers
-    "1/2": "1 2",
-    "10%": "10",
-    "5kg": "5",
-    "7 (2nd try)": "7",
-    "22nd of 101st": "",
-    "no number": "",
-    "": "",
-    "\u0663 \u00bd": "",
-}
+
+def test_the_table_is_large_and_explains_what_is_debatable():
+    assert len(CASES) >= 150 and len(FRACTION_CASES) >= 50
+    assert DEBATABLE.keys() <= CASES.keys()
 
 
 @pytest.mark.parametrize(("text", "expected"), CASES.items())
 def test_cases(text, expected):
-    values = [number.value for number in find_numbers(text)]
-    assert values == [Decimal(value) for value in expected.split()]
-    assert last_number(text) == (values[-1] if values else None)
+    numbers = [Fraction(value) for value in expected.split()]
+    assert [number.value for number in find_numbers(text)] == numbers
+    assert last_number(text) == (numbers[-1] if numbers else None)
+
+
+@pytest.mark.parametrize(("text", "expected"), FRACTION_CASES.items())
+def test_cases_with_fractions(text, expected):
+    numbers = [Fraction(value) for value in expected.split()]
+    assert [n.value for n in find_numbers(text, fractions=True)] == numbers
+    assert last_number(text, fractions=True) == (numbers[-1] if numbers else None)
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_fractions_change_nothing_else(text):
+    if "/" not in text and "\u00bd" not in text:
+        assert find_numbers(text, fractions=True) == find_numbers(text)
+
+
+@pytest.mark.parametrize(
+    ("part", "spoilt"),
+    [
+        ("_GROUPED", r"[0-9]{1,3}(?:,[0-9]{3})+"),
+        ("_MAGNITUDE", r"[0-9]+"),
+        ("_ORDINAL", r"(?!)"),
+        ("_SIGN", r"(?!)()()"),
+        ("_OPERAND_END", r"(?!)"),
+        ("_PAPER", None),
+    ],
+)
+def test_the_table_sees_a_grammar_without_one_of_its_rules(monkeypatch, part, spoilt):
+    if spoilt is None:  # the paper's rules in place of ours
+        wrong = [t for t in CASES if _values(t, mode="paper") != _values(t)]
+        assert len(wrong) > 50
+        return
+    pattern = re.compile(spoilt)
+    if part == "_GROUPED":
+        source = number_grammar._MAGNITUDE.pattern
+        spoilt_source = source.replace(number_grammar._GROUPED, spoilt)
+        assert spoilt_source != source
+        part, pattern = "_MAGNITUDE", re.compile(spoilt_source)
+    right = {text: _values(text) for text in CASES}
+    monkeypatch.setattr(number_grammar, part, pattern)
+    assert [text for text in CASES if _values(text) != right[text]]
+
+
+def _values(text, **options):
+    return [number.value for number in find_numbers(text, **options)]
+
+
+@pytest.mark.parametrize("rule", ["_is_slashed", "_is_mixed", "_is_whole"])
+def test_the_table_sees_fractions_that_are_joined_without_a_rule(monkeypatch, rule):
+    monkeypatch.setattr(number_grammar, rule, lambda *_: rule == "_is_whole")
+    wrong = [
+        text
+        for text, expected in FRACTION_CASES.items()
+        if _values(text, fractions=True) != [Fraction(x) for x in expected.split()]
+    ]
+    assert wrong
+
+
+def test_values_are_exact():
+    assert last_number("0.50") == last_number("5e-1") == Fraction(1, 2)
+    assert last_number("1/2", fractions=True) == last_number("0.5")
+    assert last_number("1/3", fractions=True) != last_number("0." + "3" * 60)
+    assert last_number("0.1") != 0.1  # the float is a little larger
+    long = "123456789" * 5
+    assert last_number(long) == int(long)
+    assert last_number(long[:-1] + "8") != int(long)
+
+
+@hypothesis.given(st.fractions())
+def test_fractions_round_trip(value):
+    assert last_number(f"It is {value}.", fractions=True) == value
+
+
+@hypothesis.given(st.integers(1, 10**6), st.integers(1, 99), st.integers(2, 100))
+def test_mixed_numbers_round_trip(whole, above, below):
+    hypothesis.assume(above < below)
+    value = whole + Fraction(above, below)
+    for sign, text in ((1, ""), (-1, "-")):
+        text = f"It is {text}{whole} {above}/{below} miles."
+        assert last_number(text, fractions=True) == sign * value
+
+
+@hypothesis.given(st.text("0123456789/½-. ,(x", max_size=30))
+def test_fractions_stand_in_order_and_apart(text):
+    numbers = find_numbers(text, fractions=True)
+    edges = [edge for number in numbers for edge in (number.start, number.end)]
+    assert edges == sorted(edges)
+    assert all(number.start < number.end for number in numbers)
 
 
 @pytest.mark.parametrize(
