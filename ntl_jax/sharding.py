@@ -77,7 +77,26 @@ GPT2_RULES: Rules = (
     (r"(layers/(attention|mlp)/norm|final_norm)/(scale|bias)", _REPLICATED),
 )
 
-_RULES: dict[str, Rules] = {"GPT2Config": GPT2_RULES, "T5Config": T5_RULES}
+# Experts are cut by units, as dense layers are, and not shared out one by one: no
+# token then travels to another device, and no device waits for a popular expert.
+GRANITE_RULES: Rules = (
+    (r"embed/embedding", PartitionSpec("tensor", "fsdp")),  # [W, D]
+    (r"lm_head/kernel", PartitionSpec("fsdp", "tensor")),  # [D, W]
+    (r"layers/(attention/[qkv]|mlp/(gate|up))/kernel", _IN),
+    (r"layers/(attention/o|mlp/down)/kernel", _OUT),
+    (r"layers/(attention|mlp)/\w+/bias", _REPLICATED),
+    (r"layers/mlp/router/kernel", PartitionSpec(None, "fsdp")),  # [L, D, E]
+    # [L, E, 2, F, D] and [L, E, D, F]
+    (r"layers/mlp/gate_up", PartitionSpec(None, None, None, "tensor", "fsdp")),
+    (r"layers/mlp/down", PartitionSpec(None, None, "fsdp", "tensor")),
+    (r"(layers/(attention|mlp)/norm|final_norm)/scale", _REPLICATED),
+)
+
+_RULES: dict[str, Rules] = {
+    "GPT2Config": GPT2_RULES,
+    "GraniteConfig": GRANITE_RULES,
+    "T5Config": T5_RULES,
+}
 
 
 def param_shardings(config: Any, params: Any, mesh: Mesh) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ntl_jax.hf import gpt2, t5
+from ntl_jax.hf import gpt2, granite, t5
 from ntl_jax.hf.files import (
     open_tensors,
     read_json,
@@ -23,11 +23,27 @@ from ntl_jax.hf.files import (
 )
 from ntl_jax.hf.mapping import CheckpointError as CheckpointError
 from ntl_jax.hf.mapping import read_params, write_tensors
-from ntl_jax.models import Config, GPT2Config, Params, T5Config, init_params
+from ntl_jax.models import (
+    Config,
+    GPT2Config,
+    GraniteConfig,
+    Params,
+    T5Config,
+    init_params,
+)
 
 # By config.json's model_type, and by the config's class.
-_FAMILIES: dict[str, ModuleType] = {"gpt2": gpt2, "t5": t5}
-_FAMILY_OF_CONFIG: dict[type, ModuleType] = {GPT2Config: gpt2, T5Config: t5}
+_FAMILIES: dict[str, ModuleType] = {
+    "gpt2": gpt2,
+    "granite": granite,
+    "granitemoe": granite,
+    "t5": t5,
+}
+_FAMILY_OF_CONFIG: dict[type, ModuleType] = {
+    GPT2Config: gpt2,
+    GraniteConfig: granite,
+    T5Config: t5,
+}
 
 
 def load_checkpoint(

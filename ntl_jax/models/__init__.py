@@ -16,11 +16,17 @@ from jaxtyping import Array, Int, Key, PyTree
 
 from ntl_jax.models.gpt2 import GPT2 as GPT2
 from ntl_jax.models.gpt2_config import GPT2Config as GPT2Config
+from ntl_jax.models.granite import Granite as Granite
+from ntl_jax.models.granite_config import GraniteConfig as GraniteConfig
 from ntl_jax.models.t5 import T5 as T5
 from ntl_jax.models.t5_config import T5Config as T5Config
 
-Config = GPT2Config | T5Config
-_MODULES: dict[type, Callable[..., nnx.Module]] = {GPT2Config: GPT2, T5Config: T5}
+Config = GPT2Config | GraniteConfig | T5Config
+_MODULES: dict[type, Callable[..., nnx.Module]] = {
+    GPT2Config: GPT2,
+    GraniteConfig: Granite,
+    T5Config: T5,
+}
 Params = dict[str, "Params | Array"]
 
 
@@ -53,6 +59,8 @@ def _skeleton(config: Config) -> tuple[nnx.GraphDef, nnx.State]:
 
 @overload
 def bind(config: GPT2Config, params: Params) -> GPT2: ...
+@overload
+def bind(config: GraniteConfig, params: Params) -> Granite: ...
 @overload
 def bind(config: T5Config, params: Params) -> T5: ...
 def bind(config: Config, params: Params) -> nnx.Module:

@@ -1,0 +1,220 @@
+"""Feed-forward experts: each token visits a few of many, and no visit is dropped.
+
+The visits are laid out by expert in tiles of equal height, so that all experts run as
+one batched matrix product of static shape, whatever the routing: with V visits to E
+experts in tiles of about V/4E rows, at most a quarter of the rows are empty, and each
+expert's weights are read about five times. A TPU has an instruction for groups of any
+size (`ragged_dot`), which is given the same rows.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.lax import RaggedDotDimensionNumbers
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32
+
+FEW_TOKENS = 128
+"""Up to here all experts see all tokens: reading the weights takes the time, and they
+are read once. Decoding lives here."""
+
+_SMALLEST_TILE = 8
+
+
+def run_experts(
+    x: Float[Array, "B T D"],
+    weights: Float32[Array, "B T A"],
+    chosen: Int[Array, "B T A"],
+    gate_up: Float[Array, "E 2 F D"],
+    down: Float[Array, "E D F"],
+) -> Float[Array, "B T D"]:
+    """What each token's experts make of it, summed with weights.
+
+    sum_a weights[b, t, a] * down_e (silu(gate_e x) * up_e x), e = chosen[b, t, a]
+
+    Args:
+        x: tokens.
+        weights: of each token's experts.
+        chosen: the numbers of each token's experts, all different.
+        gate_up: the experts' two input matrices, in `x`'s dtype.
+        down: their output matrices.
+
+    Returns:
+        [B, T, D] in `x`'s dtype, summed in float32.
+    """
+    few = x.shape[0] * x.shape[1] <= FEW_TOKENS
+    run = _all_experts if few else _chosen_experts
+    flat = [y.reshape(-1, y.shape[-1]) for y in (x, weights, chosen)]
+    return run(flat[0], flat[1], flat[2], gate_up, down).reshape(x.shape)
+
+
+def _all_experts(x, weights, chosen, gate_up, down):
+    experts = len(down)
+    visited = jax.nn.one_hot(chosen, experts, dtype=jnp.float32)  # [N, A, E]
+    shares = jnp.sum(visited * weights[..., None], axis=1)  # [N, E]
+    hidden = jnp.einsum("nd,ecfd->cenf", x, gate_up)
+    hidden = jax.nn.silu(hidden[0]) * hidden[1]  # [E, N, F]
+    out = jnp.einsum("enf,edf->end", hidden, down).astype(jnp.float32)
+    return jnp.sum(out * shares.T[..., None], axis=0).astype(x.dtype)
+
+
+def _chosen_experts(x, weights, chosen, gate_up, down):
+    experts, visits = len(down), chosen.shape[1]
+    layout = lay_out(chosen, experts)
+    rows = _spread(visits, x, layout)  # [P, D]
+    hidden = grouped_matmul(rows, gate_up.reshape(experts, -1, x.shape[1]), layout)
+    gate, up = jnp.split(hidden, 2, axis=1)
+    out = grouped_matmul(jax.nn.silu(gate) * up, down, layout)  # [P, D]
+    shares = _spread(1, weights.reshape(-1, 1), layout)  # [P, 1]
+    out = out.astype(jnp.float32) * jnp.broadcast_to(shares, out.shape)
+    return _collect(visits, out, layout).astype(x.dtype)
+
+
+class Layout(NamedTuple):
+    """Where visits lie in P = M * tile rows, sorted by expert, each from a new tile.
+
+    Attributes:
+        visit: the visit in each row; token n's a-th visit has number n * A + a.
+        filled: whether there is one.
+        row: the row of each visit.
+        expert: the expert of each tile.
+        sizes: how many rows each expert has, empty ones included; they sum to P.
+    """
+
+    visit: Int32[Array, "P"]
+    filled: Bool[Array, "P"]
+    row: Int32[Array, "V"]
+    expert: Int32[Array, "M"]
+    sizes: Int32[Array, "E"]
+
+
+def tile_rows(visits: int, experts: int) -> int:
+    """Height of a tile: the power of two up to a quarter of an expert's fair share."""
+    share = visits // (4 * experts)
+    return max(_SMALLEST_TILE, 1 << max(share.bit_length() - 1, 0))
+
+
+def lay_out(chosen: Int[Array, "N A"], experts: int) -> Layout:
+    """Rows for the visits of tokens to experts."""
+    visits = chosen.size
+    tile = tile_rows(visits, experts)
+    tiles = (visits + experts * (tile - 1)) // tile  # enough for any routing
+    visited = chosen.reshape(-1).astype(jnp.int32)
+    numbers = jnp.arange(experts, dtype=jnp.int32)
+    counts = jnp.sum(visited[:, None] == numbers[None], axis=0, dtype=jnp.int32)
+    last_tile = jnp.cumsum((counts + tile - 1) // tile, dtype=jnp.int32)  # [E]
+    first_row = tile * jnp.concatenate([jnp.zeros_like(last_tile[:1]), last_tile[:-1]])
+    first_visit = jnp.cumsum(counts, dtype=jnp.int32) - counts
+    order = jnp.argsort(visited, stable=True).astype(jnp.int32)  # visits by expert
+
+    numbered = jnp.arange(visits, dtype=jnp.int32)
+    expert_of = _pick(visited, order)
+    row_by_expert = _pick(first_row - first_visit, expert_of) + numbered
+    row = jnp.zeros_like(order).at[order].set(row_by_expert, unique_indices=True)
+
+    place = jnp.arange(tiles, dtype=jnp.int32)[:, None]
+    expert = jnp.sum(place >= last_tile[None], axis=1, dtype=jnp.int32)  # [M]
+    expert = jnp.minimum(expert, experts - 1)  # of spare tiles: the last
+    within = tile * place - _pick(first_row, expert)[:, None]
+    within = within + jnp.arange(tile, dtype=jnp.int32)[None]  # [M, tile]
+    filled = within < _pick(counts, expert)[:, None]
+    visit = _pick(order, within + _pick(first_visit, expert)[:, None])
+    ends = jnp.concatenate([first_row[1:], jnp.full((1,), tiles * tile, jnp.int32)])
+    return Layout(visit.reshape(-1), filled.reshape(-1), row, expert, ends - first_row)
+
+
+def _pick(x: Array, index: Int32[Array, "..."]) -> Array:
+    return jnp.take(x, index, axis=0, mode="clip")
+
+
+# Rows are copied in and added up by reading only: a read's own gradient would add into
+# rows in whatever order threads come, and each of the two is the other's gradient.
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _spread(share: int, x: Float[Array, "N D"], layout: Layout) -> Float[Array, "P D"]:
+    """Row n of `x` to the rows of its visits n * share, ..., n * share + share - 1."""
+    rows = _pick(x, layout.visit // share)
+    return jnp.where(layout.filled[:, None], rows, jnp.zeros_like(rows))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _collect(share: int, y: Float[Array, "P D"], layout: Layout) -> Float[Array, "N D"]:
+    """The sum of the rows of each `share` visits."""
+    rows = _pick(y, layout.row).reshape(-1, share, y.shape[1])
+    return jnp.sum(rows.astype(jnp.float32), axis=1).astype(y.dtype)
+
+
+def _spread_backward(share, layout, cotangent):
+    return _collect(share, cotangent, layout), None
+
+
+def _collect_backward(share, layout, cotangent):
+    return _spread(share, cotangent, layout), None
+
+
+_spread.defvjp(lambda s, x, layout: (_spread(s, x, layout), layout), _spread_backward)
+_collect.defvjp(
+    lambda s, y, layout: (_collect(s, y, layout), layout), _collect_backward
+)
+
+
+@jax.custom_vjp
+def grouped_matmul(
+    x: Float[Array, "P I"], kernels: Float[Array, "E O I"], layout: Layout
+) -> Float[Array, "P O"]:
+    """Each row times its expert's matrix: y[p] = kernels[expert of p] @ x[p].
+
+    Args:
+        x: rows as `lay_out` lays them.
+        kernels: one matrix an expert.
+        layout: of the rows.
+
+    Returns:
+        [P, O] in `x`'s dtype.
+    """
+    return jax.lax.platform_dependent(
+        x, kernels, layout, tpu=_ragged_matmul, default=_tiled_matmul
+    )
+
+
+def _grouped_forward(x, kernels, layout):
+    return grouped_matmul(x, kernels, layout), (x, kernels, layout)
+
+
+def _grouped_backward(residuals, cotangent):
+    x, kernels, layout = residuals
+    by_row = grouped_matmul(cotangent, jnp.swapaxes(kernels, 1, 2), layout)
+    by_kernel = jax.lax.platform_dependent(
+        cotangent, x, layout, tpu=_ragged_outer, default=_tiled_outer
+    )
+    return by_row, by_kernel, None
+
+
+grouped_matmul.defvjp(_grouped_forward, _grouped_backward)
+
+
+def _tiles(x: Float[Array, "P I"], layout: Layout) -> Float[Array, "M tile I"]:
+    return x.reshape(len(layout.expert), -1, x.shape[1])
+
+
+def _tiled_matmul(x, kernels, layout: Layout):
+    tiles = _tiles(x, layout)
+    out = jnp.einsum("mti,moi->mto", tiles, _pick(kernels, layout.expert))
+    return out.reshape(len(x), -1)
+
+
+def _tiled_outer(y, x, layout: Layout) -> Float[Array, "E O I"]:
+    by_tile = jnp.einsum("mto,mti->moi", _tiles(y, layout), _tiles(x, layout))
+    # A product with one-hot rows adds up each expert's tiles in a fixed order.
+    mine = jax.nn.one_hot(layout.expert, len(layout.sizes), dtype=x.dtype)
+    return jnp.einsum("me,moi->eoi", mine, by_tile)
+
+
+def _ragged_matmul(x, kernels, layout: Layout):
+    dims = RaggedDotDimensionNumbers((([1], [2]), ([], [])), [0], [0])
+    return jax.lax.ragged_dot_general(x, kernels, layout.sizes, dims)
+
+
+def _ragged_outer(y, x, layout: Layout) -> Float[Array, "E O I"]:
+    dims = RaggedDotDimensionNumbers((([0], [0]), ([], [])), [0], [])
+    return jax.lax.ragged_dot_general(y, x, layout.sizes, dims)
