@@ -26,6 +26,13 @@ def test_hand_made_case():
     assert scores["rmse"] == 10.0
     assert scores["median_ae"] == 0.0
     assert scores["log_mae"] == pytest.approx(2 * math.log10(11) / 4)
+    # As the farthest label of 3, 4, 7, 10 and 1000, "five" is 993 off.
+    assert scores["mae_penalised"] == pytest.approx((20 + 993) / 5)
+    assert scores["rmse_penalised"] == pytest.approx(math.sqrt((400 + 993**2) / 5))
+    assert scores["median_ae_penalised"] == 0.0
+    assert scores["log_mae_penalised"] == pytest.approx(
+        (2 * math.log10(11) + math.log10(1001) - math.log10(8)) / 5
+    )
     assert scores["constant_accuracy"] == 1 / 5
     assert scores["constant_mae"] == pytest.approx((4 + 3 + 0 + 3 + 993) / 5)
     assert scores["constant_rmse"] == pytest.approx(np.std([3, 4, 7, 10, 1000]))
@@ -48,9 +55,22 @@ def test_regression_scores_agree_with_scipy(pairs):
         "mae": np.abs(p - y).mean(),
         "mae_se": stats.sem(np.abs(p - y)),
         "rmse": np.sqrt(((p - y) ** 2).mean()),
+        "median_ae": np.median(np.abs(p - y)),
         "r2": 1 - ((p - y) ** 2).sum() / ((y - y.mean()) ** 2).sum(),
         "number_accuracy": (p == y).mean(),
+        "number_accuracy_1e-2": np.isclose(p, y, rtol=1e-2, atol=1e-9).mean(),
+        "number_accuracy_1e-1": np.isclose(p, y, rtol=1e-1, atol=1e-9).mean(),
     }
+    a, b = (np.sign(x) * np.log10(np.abs(x) + 1) for x in (p, y))
+    expected |= {
+        "log_mae": np.abs(a - b).mean(),
+        "log_mae_se": stats.sem(np.abs(a - b)),
+        "log_rmse": np.sqrt(((a - b) ** 2).mean()),
+        "log_median_ae": np.median(np.abs(a - b)),
+        "log_r2": 1 - ((a - b) ** 2).sum() / ((b - b.mean()) ** 2).sum(),
+    }
+    penalised = ("mae", "rmse", "r2", "log_mae", "log_r2")  # all can be read
+    expected |= {f"{name}_penalised": expected[name] for name in penalised}
     for name, value in expected.items():
         assert scores[name] == pytest.approx(value, rel=1e-9, abs=1e-9), name
 
@@ -107,7 +127,105 @@ def test_runaway_numbers_keep_every_score_finite(guess):
     assert scores["mae"] > 1e90
 
 
-def test_paper_mode_clips_predictions_and_reads_their_way():
+def _tolerances(prediction, reference):
+    scores = numeric_metrics([prediction], [reference])
+    names = ("number_accuracy", *(f"number_accuracy_1e-{k}" for k in (5, 2, 1)))
+    return [int(scores[name]) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("prediction", "reference", "expected"),
+    [
+        ("100", "100", [1, 1, 1, 1]),
+        ("100.001", "100", [0, 1, 1, 1]),
+        ("100.0011", "100", [0, 0, 1, 1]),
+        ("101", "100", [0, 0, 1, 1]),  # at the bounds, whatever floats say
+        ("99", "100", [0, 0, 1, 1]),
+        ("1.01", "1", [0, 0, 1, 1]),
+        ("0.7", "0.77", [0, 0, 0, 1]),
+        ("101.1", "100", [0, 0, 0, 1]),
+        ("-110", "-100", [0, 0, 0, 1]),
+        ("110.1", "100", [0, 0, 0, 0]),
+        ("-100", "100", [0, 0, 0, 0]),
+        ("1e-8", "0", [0, 1, 0, 0]),  # the paper's absolute tolerance
+        ("0.0", "0", [1, 1, 1, 1]),
+        ("2/3", "0.6666667", [0, 1, 1, 1]),
+        ("1e300", "1.2e100", [0, 0, 0, 0]),
+        ("1.001e300", "1e300", [0, 0, 1, 1]),
+        ("1.001e-300", "1e-300", [0, 1, 1, 1]),
+        ("none", "0", [0, 0, 0, 0]),
+    ],
+)
+def test_tolerances(prediction, reference, expected):
+    assert _tolerances(prediction, reference) == expected
+
+
+@hypothesis.given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.none(), st.integers(-99, 99)),
+            st.integers(-99, 99),
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_silence_never_pays_under_the_penalty(pairs):
+    """Any answer within the labels' range is at least as good as none."""
+    labels = [y for _, y in pairs]
+    clipped = [
+        None if p is None else min(max(p, min(labels)), max(labels)) for p, _ in pairs
+    ]
+    silent = numeric_metrics(
+        ["?" if p is None else str(p) for p in clipped], [str(y) for y in labels]
+    )
+    for answer in (min(labels), max(labels), sorted(labels)[len(labels) // 2]):
+        spoken = numeric_metrics(
+            [str(answer if p is None else p) for p in clipped], [str(y) for y in labels]
+        )
+        for name in ("mae", "rmse", "median_ae", "log_mae", "log_rmse"):
+            name += "_penalised"
+            assert spoken[name] <= silent[name] * (1 + 1e-12) + 1e-12, name
+
+
+def test_silence_pays_without_the_penalty():
+    silent = numeric_metrics(["1", "?"], ["1", "9"])
+    spoken = numeric_metrics(["1", "8"], ["1", "9"])
+    assert silent["mae"] < spoken["mae"] and silent["unparsable_rate"] == 0.5
+    assert silent["mae_penalised"] > spoken["mae_penalised"]
+
+
+def test_the_penalty_may_be_an_answer():
+    scores = numeric_metrics(["1", "?"], ["1", "9"], unparsable_as=5.0)
+    assert scores["mae_penalised"] == 2.0
+    assert scores["log_mae_penalised"] == pytest.approx(
+        (math.log10(10) - math.log10(6)) / 2
+    )
+    assert scores["mae"] == 0.0
+
+
+def test_everything_unreadable_has_penalised_scores_all_the_same():
+    scores = numeric_metrics(["?", "?"], ["1", "9"])
+    assert scores["mae"] is None and scores["mae_penalised"] == 8.0
+    assert scores["r2"] is None and scores["r2_penalised"] == 1 - 128 / 32
+
+
+def test_paper_compat_takes_the_tolerance_for_the_accuracy():
+    pair = (["1234568"], ["1234567"])
+    assert numeric_metrics(*pair)["number_accuracy"] == 0.0
+    assert numeric_metrics(*pair, paper_compat=True)["number_accuracy"] == 1.0
+
+
+def test_paper_compat_clips_the_prediction_alone():
+    pair = (["20000000000", "5"], ["20000000000", "5"])
+    compat = numeric_metrics(*pair, paper_compat=True)
+    assert (compat["number_accuracy"], compat["mae"]) == (0.5, 0.5e10)
+    assert compat["clipped_rate"] == 0.5
+    ours = numeric_metrics(*pair)
+    assert (ours["number_accuracy"], ours["mae"], ours["clipped_rate"]) == (1, 0, 0)
+
+
+def test_paper_compat_clips_predictions_and_reads_their_way():
     scores = numeric_metrics(["1e-05 99999999999"], ["0"], paper_compat=True)
     assert scores["mae"] == 1e10
     assert numeric_metrics(["62-8"], ["8"])["number_accuracy"] == 1.0
