@@ -2,15 +2,14 @@
 
 import dataclasses
 
-import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ntl_jax.generate import greedy
-from ntl_jax.models import T5Config, bind, init_params
+from ntl_jax.generate.programs import by_likelihood
+from ntl_jax.models import T5Config, init_params
 from tests.tiny_t5 import KINDS, batch, ours, perturbed, torch_model
 
 CONFIG = T5Config(
@@ -75,25 +74,6 @@ def test_tokens_equal_transformers(kind):
     assert differed > 0  # and the comparison can fail
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_every_step_of_the_cache_equals_the_whole_model(tied):
-    config = dataclasses.replace(CONFIG, tie_word_embeddings=tied)
-    params, data = init_params(config, jax.random.key(0)), batch()
-    model, mask = bind(config, params), jnp.asarray(data["attention_mask"])
-    tokens = jnp.asarray(data["labels"])
-    whole = jax.jit(
-        lambda p: bind(config, p).hidden(data["input_ids"], tokens, attention_mask=mask)
-    )(params)
-    encoded = model.encode(jnp.asarray(data["input_ids"]), mask)
-    cache = model.start_cache(encoded, mask, tokens.shape[1])
-    step = jax.jit(lambda p, t, i, c: bind(config, p).decode_step(t, i, c))
-    for position in range(tokens.shape[1]):
-        hidden, cache = step(params, tokens[:, position], jnp.int32(position), cache)
-        want = whole[:, position : position + 1]
-        chex.assert_trees_all_close(hidden, want, atol=1e-5)
-        assert np.abs(whole[:, position - 1 : position or None] - hidden).max() > 1e-3
-
-
 def test_rows_are_padded_after_their_end_and_the_loop_stops():
     params, data = init_params(CONFIG, jax.random.key(0)), batch()
     free = generate(CONFIG, params, data)
@@ -143,10 +123,10 @@ def test_sharded_batch_gives_the_same_tokens():
 
 def test_one_program_serves_every_batch_of_a_shape():
     params = init_params(CONFIG, jax.random.key(0))
-    before = greedy._cache_size()
+    before = by_likelihood._cache_size()
     for seed in range(3):
         generate(CONFIG, params, batch(seed, rows=5))
-    assert greedy._cache_size() == before + 1
+    assert by_likelihood._cache_size() == before + 1
 
 
 def test_bfloat16_decodes():

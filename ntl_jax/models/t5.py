@@ -22,7 +22,6 @@ Source: Raffel et al. 2020; behaviour as transformers' T5ForConditionalGeneratio
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +48,7 @@ _ACTIVATIONS: dict[str, Callable] = {
 # Dropout sites. The decoder's are the encoder's plus 16.
 _EMBEDDED, _PROBABILITIES, _ATTENDED, _INNER, _OUTER, _FINAL, _CROSS = range(7)
 _DECODER_SITES = 16
-_NO_DROPOUT = Dropout(0.0, None)
+NO_DROPOUT = Dropout(0.0, None)
 
 Mask = Bool[Array, "B S"] | Int[Array, "B S"]
 KeysValues = tuple[Float[Array, "B S N H"], Float[Array, "B S N H"]]
@@ -138,10 +137,6 @@ class DecoderLayer(nnx.Module):
     def __call__(self, x, biases, source, source_biases, drop: Dropout):
         normed = self.attention.norm(x)
         own = self.attention.project(normed)
-        return self.finish(x, normed, own, biases, source, source_biases, drop)
-
-    def finish(self, x, normed, own, biases, source, source_biases, drop: Dropout):
-        """The layer after its keys and values: `own` and `source` are such pairs."""
         x = x + self.attention.attend(normed, own, biases, drop)
         normed = self.cross_attention.norm(x)
         cross = drop.after(_CROSS)
@@ -167,16 +162,6 @@ class Stack(nnx.Module):
             eps=config.layer_norm_epsilon,
             scale=config.initializer_factor,
         )
-
-
-class Cache(NamedTuple):
-    """What decoding remembers: all layers' keys and values, and the source's mask."""
-
-    keys: Float[Array, "L B T N H"]
-    values: Float[Array, "L B T N H"]
-    source_keys: Float[Array, "L B S N H"]
-    source_values: Float[Array, "L B S N H"]
-    source_biases: tuple[Float32[Array, "B 1 1 S"], ...]
 
 
 class T5(nnx.Module):
@@ -263,7 +248,7 @@ class T5(nnx.Module):
         self,
         input_ids: Int[Array, "B S"],
         attention_mask: Mask | None = None,
-        drop: Dropout = _NO_DROPOUT,
+        drop: Dropout = NO_DROPOUT,
     ) -> Float[Array, "B S D"]:
         """The encoder's output for source tokens."""
         if input_ids.ndim != 2:
@@ -276,7 +261,7 @@ class T5(nnx.Module):
                 f"input_ids {input_ids.shape}"
             )
         places = jnp.arange(input_ids.shape[1], dtype=jnp.int32)
-        biases = (self.encoder.relative_bias(places, places), *_hide(attention_mask))
+        biases = (self.encoder.relative_bias(places, places), *hide(attention_mask))
         x = drop(self.shared(input_ids, self.config.dtype), _EMBEDDED)
 
         def step(layer, index, x):
@@ -294,57 +279,13 @@ class T5(nnx.Module):
         def step(layer, index, x):
             source = layer.cross_attention.project(encoded)
             at_layer = drop._replace(layer=index)
-            return layer(x, biases, source, _hide(attention_mask), at_layer)
+            return layer(x, biases, source, hide(attention_mask), at_layer)
 
         x = self._run(self.decoder.layers, self.config.num_decoder_layers, step, x)
-        return self._finish(x, drop)
+        return self.finish(x, drop)
 
-    def start_cache(
-        self,
-        encoded: Float[Array, "B S D"],
-        attention_mask: Mask | None,
-        length: int,
-    ) -> Cache:
-        """A cache for `length` target tokens, with the source's keys and values."""
-        config = self.config
-
-        def project(layer):
-            return layer.cross_attention.project(encoded)
-
-        source = nnx.vmap(project, in_axes=(0,), out_axes=0)(self.decoder.layers)
-        heads = (config.num_heads, config.d_kv)
-        shape = (config.num_decoder_layers, encoded.shape[0], length, *heads)
-        empty = jnp.zeros(shape, encoded.dtype)
-        return Cache(empty, empty, source[0], source[1], _hide(attention_mask))
-
-    def decode_step(
-        self, tokens: Int[Array, "B"], position: Int[Array, ""], cache: Cache
-    ) -> tuple[Float[Array, "B 1 D"], Cache]:
-        """Hidden states after one more target token, and the cache with that token."""
-        places = jnp.arange(cache.keys.shape[2], dtype=jnp.int32)
-        biases = (self.decoder.relative_bias(position[None], places),)
-        x = self.shared(tokens[:, None], self.config.dtype)  # [B, 1, D]
-
-        def step(layer, index, carry):
-            x, keys, values = carry
-            normed = layer.attention.norm(x)
-            new = layer.attention.project(normed)
-            start = (index, 0, position, 0, 0)
-            # The cache is carried, not scanned over: it is then written in place.
-            keys = jax.lax.dynamic_update_slice(keys, new[0][None], start)
-            values = jax.lax.dynamic_update_slice(values, new[1][None], start)
-            own = keys[index], values[index]
-            source = cache.source_keys[index], cache.source_values[index]
-            hidden = cache.source_biases
-            x = layer.finish(x, normed, own, biases, source, hidden, _NO_DROPOUT)
-            return x, keys, values
-
-        carry = (x, cache.keys, cache.values)
-        count = self.config.num_decoder_layers
-        x, keys, values = self._run(self.decoder.layers, count, step, carry)
-        return self._finish(x, _NO_DROPOUT), cache._replace(keys=keys, values=values)
-
-    def _finish(self, x, drop: Dropout) -> Float[Array, "B T D"]:
+    def finish(self, x, drop: Dropout = NO_DROPOUT) -> Float[Array, "B T D"]:
+        """What the last decoder layer gave, ready for the head."""
         x = drop(self.decoder.final_norm(x), _FINAL)
         if self.config.scale_decoder_outputs:
             # In float32: a factor rounded to bfloat16 would be off by up to 0.2%.
@@ -356,7 +297,7 @@ class T5(nnx.Module):
         return run_layers(layers, count, step, carry, unroll=unroll, remat=remat)
 
 
-def _hide(attention_mask) -> tuple[Float32[Array, "B 1 1 S"], ...]:
+def hide(attention_mask) -> tuple[Float32[Array, "B 1 1 S"], ...]:
     """What to add to scores so that masked source tokens are not seen."""
     if attention_mask is None:
         return ()

@@ -1,0 +1,84 @@
+"""What options may be, checked before anything is traced."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from ntl_jax.generate.number_choice import RULES
+from ntl_jax.models import T5Config
+
+
+def check_rule(numbers, vocab, *, alone: bool) -> None:
+    """`alone`: whether tokens are chosen by likelihood, one after another."""
+    if numbers not in RULES:
+        raise ValueError(f"numbers is {numbers!r}; choose one of {list(RULES)}")
+    if numbers == "argmax":
+        return
+    if vocab is None:
+        raise ValueError(f"numbers={numbers!r} needs vocab, a NumberVocab")
+    if not alone:
+        raise ValueError(
+            f"numbers={numbers!r} is for greedy decoding; leave out num_beams and "
+            "do_sample, or numbers"
+        )
+
+
+def check_beams(num_beams, length_penalty, early_stopping, do_sample) -> None:
+    """For beam search, or that nothing of it is asked for without it."""
+    if not isinstance(num_beams, int) or num_beams < 1:
+        raise ValueError(f"num_beams is {num_beams!r}; it must be at least 1")
+    if not (early_stopping is True or early_stopping in (False, "never")):
+        raise ValueError(
+            f"early_stopping is {early_stopping!r}; choose True, False or 'never'"
+        )
+    if do_sample and num_beams > 1:
+        raise ValueError(
+            f"do_sample=True draws one answer a row; num_beams is {num_beams}: take 1"
+        )
+    plain = not isinstance(length_penalty, jax.Array) and length_penalty == 1.0
+    if num_beams == 1 and not (plain and early_stopping is False):
+        raise ValueError(
+            "length_penalty and early_stopping are for beam search; num_beams is 1"
+        )
+
+
+def check_sampling(do_sample, key, temperature, top_k, top_p) -> None:
+    """For sampling, or that nothing of it is asked for without it."""
+    given = {"key": key, "top_k": top_k, "top_p": top_p}
+    given = [name for name, value in given.items() if value is not None]
+    if isinstance(temperature, jax.Array) or temperature != 1.0:
+        given.append("temperature")
+    if not do_sample:
+        if given:
+            raise ValueError(
+                f"{', '.join(given)}: only for sampling; pass do_sample=True"
+            )
+        return
+    if key is None:
+        raise ValueError("do_sample=True needs key, jax.random.key(seed)")
+    if not isinstance(temperature, jax.Array) and not temperature > 0:
+        raise ValueError(
+            f"temperature is {temperature}; it must be above 0. Decode greedily for "
+            "the limit at 0"
+        )
+    if top_k is not None and (not isinstance(top_k, int) or top_k < 1):
+        raise ValueError(f"top_k is {top_k!r}; it must be at least 1, or None")
+    if isinstance(top_p, int | float) and not 0 < top_p <= 1:
+        raise ValueError(f"top_p is {top_p}; it must lie in (0, 1], or be None")
+
+
+def check_source(config: Any, attention_mask) -> None:
+    """That prompts are padded on the left, where the host can see it for nothing."""
+    if isinstance(config, T5Config) or not isinstance(attention_mask, np.ndarray):
+        return
+    if attention_mask.ndim != 2:
+        raise ValueError(
+            f"attention_mask must be [B, S]; its shape is {attention_mask.shape}"
+        )
+    open_end = np.flatnonzero(attention_mask[:, -1] == 0)
+    if len(open_end):
+        raise ValueError(
+            f"{len(open_end)} prompts, the first in row {open_end[0]}, are padded on "
+            "the right; tokens are written after the last column: pad on the left"
+        )

@@ -1,0 +1,138 @@
+"""One face for both kinds of model: a source or a prompt is read, then steps follow."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32, PyTree
+
+from ntl_jax.models import Params, bind
+from ntl_jax.models.t5 import T5
+from ntl_jax.models.t5_decoding import T5Steps
+
+Mask = Bool[Array, "B S"] | Int[Array, "B S"]
+# Leaves that a model casts to its dtype wherever it uses them.
+_CAST = re.compile(r"(.*/)?(kernel|(shared|wte)/embedding)")
+
+
+class Decoder:
+    """A bound model that has read its input, W answers a row.
+
+    Args:
+        config: the model's config.
+        params: the model's parameters.
+        input_ids: the source of an encoder-decoder, the prompt of any other model.
+        attention_mask: true or non-zero where a token is to be seen.
+        length: how many tokens are to be generated at most.
+        beams: W.
+
+    Attributes:
+        batch: B.
+        beams: W.
+        tokens: what goes in first: the start token in every row; None after a prompt.
+        hidden: after the prompt's last token; None where there is a start token.
+        cache: what `step` takes at first.
+    """
+
+    tokens: Int32[Array, "B W"] | None = None
+    hidden: Float[Array, "B W D"] | None = None
+    cache: PyTree
+
+    def __init__(
+        self,
+        config: Any,
+        params: Params,
+        input_ids: Int[Array, "B S"],
+        attention_mask: Mask | None,
+        length: int,
+        beams: int = 1,
+    ):
+        input_ids = jnp.asarray(input_ids)
+        if attention_mask is not None:
+            attention_mask = jnp.asarray(attention_mask)
+        self._check(input_ids, attention_mask)
+        self.config, self.batch, self.beams = config, input_ids.shape[0], beams
+        self.model = bind(config, compute_params(params, config.dtype))
+        if isinstance(self.model, T5):
+            encoded = self.model.encode(input_ids, attention_mask)
+            self._steps = T5Steps(self.model, encoded, attention_mask, length, beams)
+            shape = (self.batch, beams)
+            self.tokens = jnp.full(shape, config.decoder_start_token_id, jnp.int32)
+            self.cache = self._steps.empty()
+        else:
+            self._steps = None
+            hidden, cache = self.model.prefill(input_ids, attention_mask, length)
+            rows = jnp.repeat(jnp.arange(len(input_ids), dtype=jnp.int32), beams)
+            self.hidden = jnp.repeat(hidden, beams, axis=1)
+            self.cache = cache if beams == 1 else _take_rows(cache, rows)
+
+    def step(
+        self,
+        tokens: Int[Array, "B W"],
+        position: Int[Array, ""],
+        cache: PyTree,
+        ancestry: Int32[Array, "B W T"] | None = None,
+    ) -> tuple[Float[Array, "B W D"], PyTree]:
+        """Hidden states after one more token a beam, and the cache with that token."""
+        if self._steps is not None:
+            return self._steps(tokens, position, cache, ancestry)
+        hidden, cache = self.model.decode_step(tokens.reshape(-1), cache)
+        return hidden.reshape(*tokens.shape, -1), cache
+
+    def move(self, cache: PyTree, parents: Int[Array, "B W"]) -> PyTree:
+        """The cache after beam w of a row has become the heir of beam parents[w]."""
+        if self._steps is not None:  # steps follow the ancestry instead
+            return cache
+        batch = parents.shape[0]
+        first = self.beams * jnp.arange(batch, dtype=jnp.int32)[:, None]
+        return _take_rows(cache, (first + parents).reshape(-1))
+
+    def logits(
+        self, hidden: Float[Array, "B W D"], vocab_size: int
+    ) -> Float32[Array, "B W V"]:
+        """Logits; -inf in columns from `vocab_size` on, which are padding."""
+        logits = self.model.logits(hidden)
+        if vocab_size > logits.shape[-1]:
+            raise ValueError(
+                f"vocab_size is {vocab_size}, but the model has {logits.shape[-1]} "
+                "logits; give the number of its columns that are real"
+            )
+        if vocab_size == logits.shape[-1]:
+            return logits
+        column = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+        return jnp.where(column < vocab_size, logits, -jnp.inf)
+
+    @staticmethod
+    def _check(input_ids, attention_mask):
+        if input_ids.ndim != 2:
+            raise ValueError(
+                f"input_ids must be [B, S]; their shape is {input_ids.shape}"
+            )
+        if attention_mask is not None and attention_mask.shape != input_ids.shape:
+            raise ValueError(
+                f"attention_mask {attention_mask.shape} must have the shape of "
+                f"input_ids {input_ids.shape}"
+            )
+
+
+def compute_params(params: Params, dtype: str) -> Params:
+    """Matrices in the dtype that the model computes in.
+
+    Cast once, and not in every step: a step reads them all.
+    """
+
+    def cast(path, leaf):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return leaf.astype(dtype) if _CAST.fullmatch(name) else leaf
+
+    return jax.tree_util.tree_map_with_path(cast, params)
+
+
+def _take_rows(cache, rows: Int[Array, "R"]):
+    return cache._replace(
+        keys=cache.keys[:, rows],
+        values=cache.values[:, rows],
+        seen=cache.seen[rows],
+        positions=cache.positions[rows],
+    )

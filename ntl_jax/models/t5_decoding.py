@@ -1,0 +1,160 @@
+"""T5's decoder one token at a time, laid out for speed.
+
+What training computes over again is made once here, before the loop over tokens: the
+layers' own matrices instead of slices of a stack, q, k and v as one matrix, the keys
+and values of the source, the relative bias of every distance.
+"""
+
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Float32, Int, Int32
+
+from ntl_jax.models.layers import einsum_float32
+from ntl_jax.models.relative_bias import MASKED
+from ntl_jax.models.t5 import NO_DROPOUT, T5, Attention, DecoderLayer, Mask, hide
+
+
+class Slots(NamedTuple):
+    """Keys and values of W beams' tokens, an array a layer.
+
+    Heads stand before positions: so a head's keys lie together in memory, and a step
+    multiplies with them where they are.
+    """
+
+    keys: tuple[Float[Array, "B N W T H"], ...]
+    values: tuple[Float[Array, "B N W T H"], ...]
+
+
+class T5Steps:
+    """A T5 that has read its source and waits for target tokens.
+
+    Args:
+        model: the model, its parameters in the dtype that they are used in.
+        encoded: the encoder's output, [B, S, D].
+        attention_mask: true or non-zero where a source token is to be seen.
+        length: T, how many target tokens there is room for.
+        beams: W, how many answers a source is given at once. They share its keys.
+    """
+
+    def __init__(
+        self,
+        model: T5,
+        encoded: Float[Array, "B S D"],
+        attention_mask: Mask | None,
+        length: int,
+        beams: int = 1,
+    ):
+        config = model.config
+        self.model, self.length, self.beams = model, length, beams
+        self.batch, self.dtype = encoded.shape[0], encoded.dtype
+        self._layers = _unstacked(model.decoder.layers, config.num_decoder_layers)
+        self._inputs = [_joined(layer.attention) for layer in self._layers]
+        self._source = [
+            _heads_first(*layer.cross_attention.project(encoded))
+            for layer in self._layers
+        ]
+        self._source_bias = hide(attention_mask)
+        # The bias of the last position to twice as many: every other position's is a
+        # window of it.
+        last = jnp.array([length - 1], jnp.int32)
+        places = jnp.arange(2 * length - 1, dtype=jnp.int32)
+        self._bias = model.decoder.relative_bias(last, places)  # [1, N, 1, 2T-1]
+
+    def empty(self) -> Slots:
+        """A cache without tokens."""
+        config = self.model.config
+        shape = (self.batch, config.num_heads, self.beams, self.length, config.d_kv)
+        zeros = tuple(jnp.zeros(shape, self.dtype) for _ in self._layers)
+        return Slots(zeros, zeros)
+
+    @jax.named_scope("decoder_step")
+    def __call__(
+        self,
+        tokens: Int[Array, "B W"],
+        position: Int[Array, ""],
+        slots: Slots,
+        ancestry: Int32[Array, "B W T"] | None = None,
+    ) -> tuple[Float[Array, "B W D"], Slots]:
+        """Hidden states after one more token a beam, and the cache with that token.
+
+        Args:
+            tokens: of each beam.
+            position: of these tokens, the same in all rows.
+            slots: the cache; the tokens' keys are written to `position`.
+            ancestry: which beam's slot holds each earlier token of a beam. So the
+                cache stays where it is when beams change places. None for one beam.
+        """
+        bias = self._own_bias(position, ancestry)
+        x = self.model.shared(tokens, self.model.config.dtype)  # [B, W, D]
+        kept = []
+        for layer, joined, source, keys, values in zip(
+            self._layers, self._inputs, self._source, *slots, strict=True
+        ):
+            q, k, v = self._project(layer.attention.norm(x), joined)
+            keys, values = _write(keys, k, position), _write(values, v, position)
+            kept.append((keys, values))
+            own = _attend(q, _flat(keys), _flat(values), (bias,))
+            x = x + layer.attention.o(own)
+            attention = layer.cross_attention
+            q = attention.q(attention.norm(x)).reshape(q.shape)
+            cross = _attend(q, *source, self._source_bias)
+            x = x + attention.o(cross)
+            x = layer.mlp(x, NO_DROPOUT)
+        keys, values = zip(*kept, strict=True)
+        return self.model.finish(x), Slots(keys, values)
+
+    def _project(self, normed, joined):
+        config = self.model.config
+        both = jnp.einsum("BWD,DCE->BWCE", normed, joined.astype(normed.dtype))
+        split = both.reshape(*both.shape[:3], config.num_heads, config.d_kv)
+        return split[:, :, 0], split[:, :, 1], split[:, :, 2]  # [B, W, N, H] each
+
+    def _own_bias(self, position, ancestry) -> Float32[Array, "#B N #W WT"]:
+        start = self.length - 1 - position
+        row = jax.lax.dynamic_slice_in_dim(self._bias, start, self.length, axis=3)
+        if ancestry is None:
+            return row  # [1, N, 1, T]
+        slot = jnp.arange(self.beams, dtype=jnp.int32)[None, None, None, :, None]
+        mine = ancestry[:, None, :, None, :] == slot  # [B, 1, W, W, T]
+        bias = jnp.where(mine, row[:, :, :, None, :], MASKED)  # [B, N, W, W, T]
+        return bias.reshape(*bias.shape[:3], -1)
+
+
+def _unstacked(layers: nnx.Module, count: int) -> list[DecoderLayer]:
+    graph, state = nnx.split(layers)
+    each = [jax.tree.map(lambda leaf, i=i: leaf[i], state) for i in range(count)]
+    return [cast(DecoderLayer, nnx.merge(graph, one)) for one in each]
+
+
+def _joined(attention: Attention) -> Float[Array, "D 3 E"]:
+    # On an axis of its own: the split of heads over devices stays as it is.
+    kernels = [linear.kernel[...] for linear in (attention.q, attention.k, attention.v)]
+    return jnp.stack(kernels, axis=1)
+
+
+def _heads_first(keys, values):
+    """[B, S, N, H] -> [B, N, S, H]."""
+    return jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2)
+
+
+def _write(half, new, position):
+    """One token's keys or values [B, W, N, H] at their position of [B, N, W, T, H]."""
+    new = jnp.swapaxes(new, 1, 2)[:, :, :, None]
+    return jax.lax.dynamic_update_slice_in_dim(half, new, position, axis=3)
+
+
+def _flat(half) -> Float[Array, "B N WT H"]:
+    batch, heads, _, _, width = half.shape
+    return half.reshape(batch, heads, -1, width)
+
+
+def _attend(q, keys, values, biases) -> Float[Array, "B W E"]:
+    scores = einsum_float32("BWNH,BNSH->BNWS", q, keys)
+    for bias in biases:
+        scores = scores + jnp.broadcast_to(bias, scores.shape)
+    weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
+    mixed = jnp.einsum("BNWS,BNSH->BWNH", weights, values)
+    return mixed.reshape(*mixed.shape[:2], -1)
