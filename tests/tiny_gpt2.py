@@ -31,8 +31,12 @@ KINDS = {
 PADDINGS = ("none", "left", "right")
 
 
-def torch_model(kind: str, seed: int = 0, **changes):
-    """A random GPT2LMHeadModel in float32, dropout off, no weight at 0 or 1."""
+def torch_model(kind: str, seed: int = 0, gain: float = 6.0, **changes):
+    """A random GPT2LMHeadModel in float32, dropout off, no weight at 0 or 1.
+
+    Fresh matrices are multiplied by `gain`: they are so small that softmaxes stay
+    flat and hide mistakes.
+    """
     torch = pytest.importorskip("torch")
     import transformers
 
@@ -41,9 +45,9 @@ def torch_model(kind: str, seed: int = 0, **changes):
     model = transformers.GPT2LMHeadModel(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            # Fresh weights are so small that softmaxes stay flat and hide mistakes.
-            parameter.mul_(6 if parameter.ndim == 2 else 1)
-            if parameter.ndim == 1:
+            if parameter.ndim == 2:
+                parameter.mul_(gain)
+            else:
                 parameter.add_(0.3 * torch.randn_like(parameter))
     return model
 
