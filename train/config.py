@@ -2,10 +2,12 @@
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from ntl_jax.losses import Objective
-from ntl_jax.models import T5Config
+from ntl_jax.models import Config, T5Config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,8 @@ class DataConfig:
     """Longer questions are truncated, and counted [tokens]."""
     max_target_length: int = 512
     """Longer answers are truncated, and counted [tokens]."""
+    separator: str = "\n"
+    """Decoder-only models: what stands between a question and its answer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +184,9 @@ class TrainConfig:
     name: str
     """Names the run folder."""
     data: DataConfig = DataConfig()
-    model: T5Config = dataclasses.field(default_factory=T5Config.small)
+    model: Annotated[Config, tyro.conf.AvoidSubcommands] = dataclasses.field(
+        default_factory=T5Config.small
+    )
     loss: LossConfig = LossConfig(was=0.3)
     optimizer: OptimizerConfig = OptimizerConfig()
     mesh: MeshConfig = MeshConfig()

@@ -73,8 +73,8 @@ class Evaluator:
             tokens = greedy(
                 self._task.model,
                 params,
-                batch["input_ids"],
-                attention_mask=batch["attention_mask"],
+                batch.get("prompt_ids", batch["input_ids"]),
+                attention_mask=batch.get("prompt_mask", batch["attention_mask"]),
                 max_new_tokens=config.max_new_tokens,
             )
             real = int(host_batch["weights"].sum())

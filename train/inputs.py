@@ -5,11 +5,12 @@ import logging
 from collections.abc import Sequence
 
 from ntl_jax import NumberVocab
-from ntl_jax.models import T5Config
+from ntl_jax.models import Config
 from ntl_jax.number_grammar import find_numbers, last_number
 from ntl_jax.tokenization import Tokenizer, load_tokenizer
 from train.config import NUMBER_TERMS, ConfigError, TrainConfig
 from train.data import (
+    CausalDataset,
     DataError,
     Row,
     Splits,
@@ -17,6 +18,7 @@ from train.data import (
     load_splits,
     tokenize_rows,
 )
+from train.model import is_decoder_only
 
 logger = logging.getLogger("train")
 
@@ -49,7 +51,7 @@ def open_tokenizer(name: str, split_digits: bool) -> Tokenizer:
         raise ConfigError(f"--tokenizer {name}: {error}") from error
 
 
-def load_inputs(config: TrainConfig, model: T5Config) -> Inputs:
+def load_inputs(config: TrainConfig, model: Config) -> Inputs:
     """Reads and tokenises every row once.
 
     Raises:
@@ -64,6 +66,12 @@ def load_inputs(config: TrainConfig, model: T5Config) -> Inputs:
             f"the tokenizer {name} has {len(tokenizer)} tokens, but the model only "
             f"{model.vocab_size} rows: set --model.vocab-size {len(tokenizer)} or more."
         )
+    if tokenizer.eos_token_id != model.eos_token_id:
+        raise ConfigError(
+            f"the tokenizer {name} ends a text with token {tokenizer.eos_token_id}, "
+            f"the model with {model.eos_token_id}: set --model.eos-token-id "
+            f"{tokenizer.eos_token_id}."
+        )
     splits = load_splits(config.data)
 
     def ready(rows: Sequence[Row]) -> TokenizedDataset:
@@ -73,12 +81,32 @@ def load_inputs(config: TrainConfig, model: T5Config) -> Inputs:
             max_source_length=config.data.max_source_length,
             max_target_length=config.data.max_target_length,
             vocab_size=model.vocab_size,
+            separator=config.data.separator if is_decoder_only(model) else None,
         )
 
     for set_name, rows in splits.evaluation.items():
         _check_answers(set_name, rows)
     evaluation = {name: ready(rows) for name, rows in splits.evaluation.items()}
-    return Inputs(tokenizer, splits, ready(splits.train), evaluation)
+    train = ready(splits.train)
+    for dataset in (train, *evaluation.values()):
+        _check_length(dataset, config, model)
+    return Inputs(tokenizer, splits, train, evaluation)
+
+
+def _check_length(dataset: TokenizedDataset, config: TrainConfig, model: Config):
+    """A table of positions ends somewhere; generation goes beyond the prompt."""
+    most = getattr(model, "n_positions", None)
+    if most is None or not isinstance(dataset, CausalDataset):
+        return
+    answered = dataset.source_length + config.evaluation.max_new_tokens
+    longest = max(dataset.length, answered)
+    if longest > most:
+        raise ConfigError(
+            f"questions and answers take up to {longest} tokens, more than the model's "
+            f"{most} positions: set --model.n-positions {longest}, or lower "
+            "--data.max-source-length, --data.max-target-length or "
+            "--evaluation.max-new-tokens."
+        )
 
 
 def _check_answers(set_name: str, rows: Sequence[Row]) -> None:
@@ -92,7 +120,7 @@ def _check_answers(set_name: str, rows: Sequence[Row]) -> None:
             )
 
 
-def make_vocab(config: TrainConfig, model: T5Config, inputs: Inputs) -> NumberVocab:
+def make_vocab(config: TrainConfig, model: Config, inputs: Inputs) -> NumberVocab:
     """The number tokens, after checking that the answers' digits land on them.
 
     Raises:

@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from ntl_jax.hf import load_checkpoint
-from ntl_jax.models import T5Config, count_parameters
+from ntl_jax.models import Config, count_parameters
 from ntl_jax.sharding import batch_sharding, make_mesh
 from train.checkpoint import Checkpointer, has_checkpoint, is_coordinator
 from train.config import ConfigError, TrainConfig, mesh_shape
 from train.data import train_batches
 from train.evaluate import Evaluator, SetResult, write_predictions
 from train.inputs import Inputs, load_inputs, make_vocab, tokenizer_name
+from train.model import DROPOUT_RATES, model_dict
 from train.progress import IntervalLog, StopSignal
 from train.rundir import (
     CONFIG_FILE,
@@ -76,7 +77,7 @@ def run(config: TrainConfig, run_dir: pathlib.Path) -> RunResult:
     write_config(
         run_dir,
         config,
-        resolved_model=dataclasses.asdict(model),
+        resolved_model=model_dict(model),
         resolved_tokenizer=tokenizer_name(config),
     )
 
@@ -134,7 +135,7 @@ def _train(
         for step in range(first + 1, config.steps + 1):
             host_batch = next(batches)
             state, metrics = train_step(state, jax.device_put(host_batch, sharding))
-            log.add(step, host_batch, metrics)
+            log.add(step, inputs.train.count_tokens(host_batch), metrics)
             save = _due(step, config.checkpoint_every) or stop.requested
             evaluate = _due(step, config.evaluation.every) and step < config.steps
             if save or evaluate or _due(step, config.log_every) or step == config.steps:
@@ -174,26 +175,28 @@ def _evaluate(
     return dataclasses.replace(state, plateau=plateau)
 
 
-def _starting_point(config: TrainConfig) -> tuple[Params | None, T5Config]:
+def _starting_point(config: TrainConfig) -> tuple[Params | None, Config]:
     """Pretrained parameters and their config, or None and the config's own model."""
     if config.init_from is None:
         return None, config.model
     try:
-        model, params = load_checkpoint(
-            config.init_from,
-            dropout_rate=config.model.dropout_rate,
-            dtype=config.model.dtype,
-        )
+        model, params = load_checkpoint(config.init_from, dtype=config.model.dtype)
     except (ValueError, OSError) as error:
         raise ConfigError(f"--init-from {config.init_from}: {error}") from error
-    return params, model
+    # Of one family, the preset's dropout; of another, the checkpoint's own.
+    rates = {
+        name: getattr(config.model, name)
+        for name in DROPOUT_RATES
+        if hasattr(model, name) and hasattr(config.model, name)
+    }
+    return params, dataclasses.replace(model, **rates)
 
 
 def _log_start(state: TrainState, task: Task, inputs: Inputs) -> None:
     train = inputs.train
     logger.info(
         "%s parameters on %d %s device(s), mesh %s",
-        f"{count_parameters(state.params):,}",
+        f"{count_parameters(state.params, task.model):,}",
         jax.device_count(),
         jax.devices()[0].platform,
         dict(task.mesh.shape),

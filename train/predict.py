@@ -11,11 +11,12 @@ from ntl_jax import NumberVocab
 from ntl_jax.generate import greedy
 from ntl_jax.hf import save_checkpoint
 from ntl_jax.losses import stats_from_logits
-from ntl_jax.models import T5Config, bind, init_params, shift_right
+from ntl_jax.models import Config, init_params
 from ntl_jax.tokenization import Tokenizer
 from train.checkpoint import Checkpointer
 from train.config import ConfigError
 from train.inputs import open_tokenizer
+from train.model import answer_logits, is_decoder_only, model_of_dict
 from train.rundir import CONFIG_FILE, make_folder, read_config, trained_runs
 from train.state import Params
 
@@ -34,12 +35,19 @@ _NEEDED = {
 class TrainedModel:
     """A run's parameters with what is needed to use them."""
 
-    model: T5Config
+    model: Config
     params: Params
     tokenizer: Tokenizer
     vocab: NumberVocab
     max_source_length: int
     max_new_tokens: int
+    separator: str
+
+    def encode(self, question: str) -> list[int]:
+        """The ids that the model answers."""
+        if not is_decoder_only(self.model):
+            return self.tokenizer.encode(question)
+        return self.tokenizer.encode(question + self.separator)[:-1]
 
 
 def load_run(run_dir: pathlib.Path) -> TrainedModel:
@@ -52,7 +60,7 @@ def load_run(run_dir: pathlib.Path) -> TrainedModel:
     lacking = sorted(_NEEDED - config.keys())
     if lacking:
         raise ConfigError(f"{run_dir / CONFIG_FILE} lacks {', '.join(lacking)}.")
-    model = T5Config(**config["resolved_model"])
+    model = model_of_dict(config["resolved_model"])
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     abstract = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
@@ -74,6 +82,7 @@ def load_run(run_dir: pathlib.Path) -> TrainedModel:
         vocab,
         max_source_length=config["data"]["max_source_length"],
         max_new_tokens=config["evaluation"]["max_new_tokens"],
+        separator=config["data"].get("separator", ""),
     )
 
 
@@ -92,7 +101,7 @@ def answer_report(trained: TrainedModel, question: str) -> str:
 
     The probabilities are the softmax over the number tokens alone, as in the loss.
     """
-    encoded = trained.tokenizer.encode(question)
+    encoded = trained.encode(question)
     if len(encoded) > trained.max_source_length:
         raise ConfigError(
             f"the question is {len(encoded)} tokens long, and the run was trained on "
@@ -130,13 +139,20 @@ def number_probabilities(
     Returns:
         f32 [T, K], each row summing to 1.
     """
-    decoder_input_ids = shift_right(
-        tokens,
-        start_id=trained.model.decoder_start_token_id,
-        pad_id=trained.model.pad_token_id,
-    )
-    logits = bind(trained.model, trained.params)(input_ids, decoder_input_ids)
-    stats = stats_from_logits(logits, tokens, trained.vocab)
+    labels = tokens
+    if is_decoder_only(trained.model):
+        nothing = jnp.full_like(input_ids, -100)
+        labels = jnp.concatenate([nothing, tokens], axis=1)
+        input_ids = jnp.concatenate([input_ids, tokens], axis=1)
+    batch = {
+        "input_ids": input_ids,
+        "attention_mask": jnp.ones_like(input_ids, bool),
+        "labels": labels,
+    }
+    logits, labels, _ = answer_logits(trained.model, trained.params, batch)
+    asked = np.flatnonzero(np.asarray(labels)[0] != -100)  # T of them
+    logits, labels = logits[:, asked], labels[:, asked]
+    stats = stats_from_logits(logits, labels, trained.vocab)
     return np.asarray(jax.nn.softmax(stats.number_logits[0], axis=-1))
 
 

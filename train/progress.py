@@ -48,13 +48,10 @@ class IntervalLog:
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
-    def add(
-        self, step: int, host_batch: dict[str, np.ndarray], metrics: dict[str, Any]
-    ) -> None:
-        """Notes a step that was dispatched."""
+    def add(self, step: int, tokens: int, metrics: dict[str, Any]) -> None:
+        """Notes a step that was dispatched, on a batch of so many tokens."""
         self._pending.append((step, metrics))
-        self._tokens += int(host_batch["attention_mask"].sum())
-        self._tokens += int((host_batch["labels"] >= 0).sum())
+        self._tokens += tokens
         self._bar.update()
 
     def restart_clock(self) -> None:

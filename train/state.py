@@ -10,7 +10,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ntl_jax.losses import Objective
-from ntl_jax.models import T5Config, init_params
+from ntl_jax.models import Config, init_params
 from ntl_jax.number_vocab import NumberVocab
 from ntl_jax.sharding import param_shardings
 from train.config import TrainConfig
@@ -38,7 +38,7 @@ class Task:
     """All that does not change: what the jitted steps close over."""
 
     config: TrainConfig
-    model: T5Config
+    model: Config
     vocab: NumberVocab
     objective: Objective
     optimizer: optax.GradientTransformation
@@ -47,7 +47,7 @@ class Task:
 
 
 def make_task(
-    config: TrainConfig, model: T5Config, vocab: NumberVocab, mesh: Mesh
+    config: TrainConfig, model: Config, vocab: NumberVocab, mesh: Mesh
 ) -> Task:
     """Builds the static parts of a run from its config."""
     return Task(

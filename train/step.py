@@ -7,55 +7,49 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ntl_jax.losses import (
-    NumberStats,
-    Objective,
-    Term,
-    stats_from_logits,
-)
-from ntl_jax.models import bind, shift_right
+from ntl_jax.losses import Objective, Term, stats_from_logits
+from ntl_jax.models import Config, GraniteConfig
+from train.model import answer_logits
 from train.optimizer import learning_rate_schedule
 from train.state import Params, Task, TrainState, state_shardings
 
 Batch = dict[str, jax.Array]
-"""input_ids i32 [B, S], attention_mask bool [B, S], labels i32 [B, T]; in evaluation
-also weights f32 [B], 0 for the rows that only fill up the last batch."""
+"""input_ids i32 [B, S], attention_mask bool [B, S], labels i32 [B, T], S = T for a
+decoder-only model; in evaluation also weights f32 [B], 0 for the rows that only fill up
+the last batch, and for a decoder-only model prompt_ids and prompt_mask [B, P]."""
 
 MAX_DISTRIBUTION = 100
 """Largest K for which evaluation accumulates the [K, K] number distributions."""
 
 
-def number_stats(
-    params: Params, batch: Batch, task: Task, dropout_key: jax.Array | None = None
-) -> NumberStats:
-    """Runs the model on a batch, teacher-forced."""
-    model = bind(task.model, params)
-    decoder_input_ids = shift_right(
-        batch["labels"],
-        start_id=task.model.decoder_start_token_id,
-        pad_id=task.model.pad_token_id,
-    )
-    logits = model(
-        batch["input_ids"],
-        decoder_input_ids,
-        attention_mask=batch["attention_mask"],
-        dropout_key=dropout_key,
-    )  # [B, T, V]
-    return stats_from_logits(logits, batch["labels"], task.vocab)
-
-
 def loss_and_grads(
     params: Params, batch: Batch, task: Task, dropout_key: jax.Array | None = None
 ) -> tuple[jax.Array, dict[str, Term], Params]:
-    """The objective of a batch, its terms as sums and counts, and its gradient."""
+    """The objective of a batch, its terms as sums and counts, and its gradient.
+
+    Where experts are routed, the loss that balances them is added.
+    """
 
     def loss_fn(params: Params) -> tuple[jax.Array, dict[str, Term]]:
-        stats = number_stats(params, batch, task, dropout_key)
-        terms = task.objective(stats, batch["labels"], task.vocab)
-        return task.objective.total(terms), terms
+        logits, labels, router_loss = answer_logits(
+            task.model, params, batch, dropout_key
+        )
+        stats = stats_from_logits(logits, labels, task.vocab)
+        terms = task.objective(stats, labels, task.vocab)
+        total = task.objective.total(terms)
+        if router_loss is None:
+            return total, terms
+        one = jnp.ones((), jnp.float32)
+        terms = terms | {"router": Term(router_loss, one)}
+        return total + router_coefficient(task.model) * router_loss, terms
 
     (loss, terms), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
     return loss, terms, grads
+
+
+def router_coefficient(model: Config) -> float:
+    """What the loss that balances experts is multiplied by."""
+    return model.router_aux_loss_coef if isinstance(model, GraniteConfig) else 0.0
 
 
 def train_step(
@@ -121,8 +115,9 @@ def evaluation_objective(objective: Objective) -> Objective:
 
 def eval_step(params: Params, batch: Batch, task: Task) -> EvalSums:
     """Teacher-forced sums of one batch: every loss term and the digit distribution."""
-    labels, vocab = batch["labels"], task.vocab
-    stats = number_stats(params, batch, task)
+    vocab = task.vocab
+    logits, labels, _ = answer_logits(task.model, params, batch)
+    stats = stats_from_logits(logits, labels, vocab)
     weights = jnp.broadcast_to(batch["weights"][:, None], labels.shape)
     terms = evaluation_objective(task.objective)(stats, labels, vocab, weights=weights)
     size = len(vocab.token_ids)

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from ntl_jax.generate import greedy
+from ntl_jax.losses import stats_from_logits
 from ntl_jax.metrics import numeric_metrics
 from tests.train.helpers import COMPARED, tiny_task
 from train.data.transforms import Ragged
 from train.evaluate import Evaluator
 from train.inputs import load_inputs
+from train.model import answer_logits
 from train.predict import load_run
-from train.step import evaluation_objective, number_stats
+from train.step import evaluation_objective
 
 RUN = "ce-0.3was"
 SET = "interpolation"
@@ -49,11 +51,14 @@ def whole(compared, inputs):
     def losses(rows: slice) -> dict[str, float]:
         part = {name: jnp.asarray(value[rows]) for name, value in batch.items()}
         objective = evaluation_objective(task.objective)
-        terms = jax.jit(
-            lambda part: objective(
-                number_stats(params, part, task), part["labels"], task.vocab
-            )
-        )(part)
+
+        @jax.jit
+        def terms_of(part):
+            logits, labels, _ = answer_logits(task.model, params, part)
+            stats = stats_from_logits(logits, labels, task.vocab)
+            return objective(stats, labels, task.vocab)
+
+        terms = terms_of(part)
         means = {name: float(term.mean) for name, term in terms.items()}
         return means | {"loss": float(objective.total(terms))}
 

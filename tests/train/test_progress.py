@@ -16,10 +16,7 @@ from train.state import abstract_state
 from train.writer import MetricWriter, read_metrics
 
 PARAMS = {"a": {"kernel": jnp.ones(2), "scale": jnp.ones(3)}, "b": jnp.ones(1)}
-BATCH = {
-    "attention_mask": np.array([[True, True, False]]),
-    "labels": np.array([[5, -100, -100]]),
-}
+TOKENS = 3
 
 
 def metrics(loss: float, bad_leaf: int = -1) -> dict[str, jax.Array]:
@@ -42,11 +39,11 @@ def log(tmp_path, monkeypatch):
 
 
 def test_a_row_is_the_mean_since_the_last_row(log, tmp_path):
-    log.add(1, BATCH, metrics(1.0))
-    log.add(2, BATCH, metrics(3.0) | {"learning_rate": jnp.float32(0.2)})
+    log.add(1, TOKENS, metrics(1.0))
+    log.add(2, TOKENS, metrics(3.0) | {"learning_rate": jnp.float32(0.2)})
     log.flush()
     log.flush()  # nothing new
-    log.add(3, BATCH, metrics(7.0))
+    log.add(3, TOKENS, metrics(7.0))
     log.flush()
     first, second = read_metrics(tmp_path)
     assert (first["step"], first["kind"], second["step"]) == (2, "train", 3)
@@ -69,9 +66,9 @@ def test_a_row_is_the_mean_since_the_last_row(log, tmp_path):
     ],
 )
 def test_the_first_bad_step_and_leaf_are_named(log, tmp_path, bad, where):
-    log.add(1, BATCH, metrics(1.0))
-    log.add(2, BATCH, bad)
-    log.add(3, BATCH, metrics(np.nan, bad_leaf=0))
+    log.add(1, TOKENS, metrics(1.0))
+    log.add(2, TOKENS, bad)
+    log.add(3, TOKENS, metrics(np.nan, bad_leaf=0))
     loss = f"{float(bad['loss']):g}"
     named = rf"step 2 is not finite \(ce {loss}, .*loss {loss}\); .*: {where}\."
     with pytest.raises(NonFiniteError, match=named):

@@ -6,5 +6,6 @@ from train.data.rows import Row as Row
 from train.data.sources import DataError as DataError
 from train.data.splits import Splits as Splits
 from train.data.splits import load_splits as load_splits
+from train.data.transforms import CausalDataset as CausalDataset
 from train.data.transforms import TokenizedDataset as TokenizedDataset
 from train.data.transforms import tokenize_rows as tokenize_rows

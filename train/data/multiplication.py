@@ -1,6 +1,5 @@
 """Products of a k-digit and an l-digit number, cell by cell."""
 
-import itertools
 from collections.abc import Iterable
 
 import numpy as np
@@ -23,11 +22,9 @@ def cells(digits: int, beyond: int = 0) -> list[Cell]:
     >>> cells(1, beyond=1)
     [(1, 2), (2, 1), (2, 2)]
     """
-    inner = itertools.product(range(1, digits + 1), repeat=2)
-    if not beyond:
-        return list(inner)
-    outer = itertools.product(range(1, digits + beyond + 1), repeat=2)
-    return [cell for cell in outer if max(cell) > digits]
+    sizes = range(1, digits + beyond + 1)
+    every = [(first, second) for first in sizes for second in sizes]
+    return [cell for cell in every if not beyond or max(cell) > digits]
 
 
 def multiplication_test(cell: Cell, *, seed: int) -> list[Row]:

@@ -85,7 +85,7 @@ def eval_batches(
 
     def batch_at(step: int) -> Batch:
         rows = step * batch_size + np.arange(local.start, local.stop)
-        batch = dataset.batch(np.minimum(rows, last))
+        batch = dataset.eval_batch(np.minimum(rows, last))
         return batch | {"weights": (rows <= last).astype(np.float32)}
 
     steps = grain.MapDataset.range(0, -(-len(dataset) // batch_size))

@@ -1,6 +1,7 @@
 """Rows of text to compact arrays of token ids, and those to padded batches."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -72,6 +73,15 @@ class TokenizedDataset:
     def __len__(self) -> int:
         return len(self.sources)
 
+    def eval_batch(self, rows: np.ndarray) -> Batch:
+        """The rows [B] as `batch`, with what generation starts from."""
+        return self.batch(rows)
+
+    def count_tokens(self, batch: Batch) -> int:
+        """How many tokens of a batch are no padding."""
+        answers = int((batch["labels"] != IGNORE_INDEX).sum())
+        return int(batch["attention_mask"].sum()) + answers
+
     def batch(self, rows: np.ndarray) -> Batch:
         """The rows [B] as a padded batch.
 
@@ -84,6 +94,62 @@ class TokenizedDataset:
         return {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class CausalDataset(TokenizedDataset):
+    """The same for decoder-only models: question and answer in one row.
+
+    The questions have no end-of-sequence token, and the answers follow them.
+    """
+
+    @functools.cached_property
+    def length(self) -> int:
+        """L, the padded length of a question with its answer [tokens]."""
+        both = np.diff(self.sources.offsets) + np.diff(self.targets.offsets)
+        return _round_up(int(both.max()))
+
+    def batch(self, rows: np.ndarray) -> Batch:
+        """The rows [B] as a padded batch.
+
+        Returns:
+            ``input_ids`` i32[B, L] and ``attention_mask`` bool[B, L] of question and
+            answer, and ``labels`` i32[B, L]: the answer's tokens where they stand, the
+            end-of-sequence token last, -100 elsewhere.
+        """
+        length = self.length
+        asked, is_asked = self.sources.pad(rows, length, self.pad_token_id)
+        answers, _ = self.targets.pad(rows, length, IGNORE_INDEX)
+        # Each answer moves right by the length of its question.
+        columns = np.arange(length) - is_asked.sum(axis=1)[:, None]  # [B, L]
+        moved = np.take_along_axis(answers, np.maximum(columns, 0), axis=1)
+        labels = np.where(columns >= 0, moved, IGNORE_INDEX).astype(np.int32)
+        is_answer = labels != IGNORE_INDEX
+        return {
+            "input_ids": np.where(is_answer, labels, asked),
+            "attention_mask": is_asked | is_answer,
+            "labels": labels,
+        }
+
+    def eval_batch(self, rows: np.ndarray) -> Batch:
+        """Like `batch`, and the questions alone.
+
+        Returns:
+            ``prompt_ids`` i32[B, S] and ``prompt_mask`` bool[B, S] besides, filled up
+            on the left, so that every answer begins at the same place.
+        """
+        asked, mask = self.sources.pad(rows, self.source_length, self.pad_token_id)
+        shift = self.source_length - mask.sum(axis=1)
+        places = (np.arange(self.source_length) - shift[:, None]) % self.source_length
+        prompts = {
+            "prompt_ids": np.take_along_axis(asked, places, axis=1),
+            "prompt_mask": np.take_along_axis(mask, places, axis=1),
+        }
+        return self.batch(rows) | prompts
+
+    def count_tokens(self, batch: Batch) -> int:
+        """How many tokens of a batch are no padding."""
+        return int(batch["attention_mask"].sum())
+
+
 def tokenize_rows(
     rows: Sequence[Row],
     tokenizer: Tokenizer,
@@ -91,6 +157,7 @@ def tokenize_rows(
     max_source_length: int,
     max_target_length: int,
     vocab_size: int | None = None,
+    separator: str | None = None,
 ) -> TokenizedDataset:
     """Tokenises every row once.
 
@@ -103,6 +170,11 @@ def tokenize_rows(
         max_source_length: questions keep at most so many tokens.
         max_target_length: answers keep at most so many tokens.
         vocab_size: the model's number of logit columns; every id must be below it.
+        separator: what stands between question and answer of a decoder-only model;
+            None for an encoder-decoder.
+
+    Returns:
+        A `CausalDataset` where there is a separator.
 
     Raises:
         DataError: no rows, a maximum below 1, or an id outside the vocabulary.
@@ -115,16 +187,24 @@ def tokenize_rows(
     ):
         if length < 1:
             raise DataError(f"{name} must be at least 1, got {length}")
-    source, target = _Column(max_source_length), _Column(max_target_length)
+    causal = separator is not None
+    source = _Column(max_source_length, ends=not causal)
+    target = _Column(max_target_length)
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         chunk = rows[start : start + _ROWS_AT_ONCE]
-        source.extend([row["question"] for row in chunk], tokenizer)
+        source.extend([row["question"] + (separator or "") for row in chunk], tokenizer)
         target.extend([row["answer"] for row in chunk], tokenizer)
     sources, targets = source.ragged(), target.ragged()
+    if causal and (np.diff(sources.offsets) == 0).any():
+        row = int(np.argmin(np.diff(sources.offsets)))
+        raise DataError(
+            f"the question of row {row} has no token: a decoder-only model needs one "
+            "to begin with; leave the row out, or set a separator"
+        )
     if vocab_size is not None:
         for name, ragged in (("question", sources), ("answer", targets)):
             _check_range(name, ragged, vocab_size)
-    return TokenizedDataset(
+    return (CausalDataset if causal else TokenizedDataset)(
         sources=sources,
         targets=targets,
         pad_token_id=tokenizer.pad_token_id,
@@ -138,17 +218,21 @@ def tokenize_rows(
 class _Column:
     """Collects the ids of one column of the rows, cut to a maximal length."""
 
-    def __init__(self, max_length: int) -> None:
+    def __init__(self, max_length: int, ends: bool = True) -> None:
         self.truncated = 0
+        self._ends = ends  # with the end-of-sequence token
         self._max_length = max_length
         self._values: list[np.ndarray] = []
         self._lengths: list[int] = []
 
     def extend(self, texts: list[str], tokenizer: Tokenizer) -> None:
         encoded = tokenizer.encode_batch(texts)
+        end = [tokenizer.eos_token_id] if self._ends else []
         for ids in encoded:
+            if not self._ends:
+                del ids[-1]
             if len(ids) > self._max_length:
-                ids[self._max_length - 1 :] = [tokenizer.eos_token_id]
+                ids[self._max_length - len(end) :] = end
                 self.truncated += 1
         flat = [token_id for ids in encoded for token_id in ids]
         self._values.append(np.array(flat, np.int32))
