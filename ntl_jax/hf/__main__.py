@@ -7,12 +7,20 @@ check    compares logits with transformers' PyTorch model on random tokens.
 
 import argparse
 import sys
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from ntl_jax.hf import load_checkpoint, save_checkpoint
-from ntl_jax.models import Params, T5Config, bind, count_parameters, shift_right
+from ntl_jax.models import (
+    Config,
+    Params,
+    T5Config,
+    bind,
+    count_parameters,
+    shift_right,
+)
 
 TOLERANCE = 1e-4  # of the largest logit
 
@@ -46,57 +54,66 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _check(checkpoint: str, config: T5Config, params: Params) -> int:
+def _check(checkpoint: str, config: Config, params: Params) -> int:
     draw = np.random.default_rng(0)
     input_ids = draw.integers(0, config.vocab_size, (2, 48), dtype=np.int32)
-    labels = draw.integers(0, config.vocab_size, (2, 16), dtype=np.int32)
     attention_mask = np.arange(48) < np.array([[48], [29]])
-    decoder_input_ids = shift_right(
-        jnp.asarray(labels),
-        start_id=config.decoder_start_token_id,
-        pad_id=config.pad_token_id,
-    )
-    ours = bind(config, params)(
-        jnp.asarray(input_ids),
-        decoder_input_ids,
-        attention_mask=jnp.asarray(attention_mask),
-    )
-    theirs = torch_logits(
-        checkpoint, input_ids, np.array(decoder_input_ids), attention_mask
-    )
-    error = float(np.abs(np.asarray(ours) - theirs).max())
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+    if isinstance(config, T5Config):
+        labels = draw.integers(0, config.vocab_size, (2, 16), dtype=np.int32)
+        inputs["decoder_input_ids"] = np.array(
+            shift_right(
+                jnp.asarray(labels),
+                start_id=config.decoder_start_token_id,
+                pad_id=config.pad_token_id,
+            )
+        )
+        compared = np.ones(labels.shape, bool)
+    else:
+        # Padded on the left; what a padded position predicts is of no meaning.
+        inputs["attention_mask"] = compared = attention_mask[:, ::-1].copy()
+    ours = np.asarray(_logits(config, params, inputs))[compared]
+    theirs = torch_logits(checkpoint, inputs)[compared]
+    error = float(np.abs(ours - theirs).max())
     bound = TOLERANCE * float(np.abs(theirs).max())
     verdict = "agree" if error <= bound else "DISAGREE"
     print(f"logits {verdict}: largest difference {error:.2e}, allowed {bound:.2e}")
     return 0 if error <= bound else 1
 
 
-def torch_logits(
-    checkpoint: str,
-    input_ids: np.ndarray,
-    decoder_input_ids: np.ndarray,
-    attention_mask: np.ndarray,
-) -> np.ndarray:
+def _logits(config: Any, params: Params, inputs: dict[str, np.ndarray]):
+    return bind(config, params)(**{k: jnp.asarray(v) for k, v in inputs.items()})
+
+
+def torch_logits(checkpoint: str, inputs: dict[str, np.ndarray]) -> np.ndarray:
     """Logits of transformers' PyTorch model, as a float32 NumPy array.
+
+    Args:
+        checkpoint: a folder or a hub id.
+        inputs: `input_ids` and `attention_mask`; and `decoder_input_ids`, without
+            which the model is taken to be decoder-only, its padding on the left.
 
     Raises:
         ImportError: PyTorch or transformers is not installed.
     """
     try:
         import torch
-        from transformers import AutoModelForSeq2SeqLM
+        import transformers
     except ImportError as error:
         raise ImportError(
             "check compares with PyTorch; pip install torch transformers"
         ) from error
-    model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint, dtype=torch.float32)
+    tensors = {k: torch.from_numpy(v).long() for k, v in inputs.items()}
+    if "decoder_input_ids" in inputs:
+        kind = transformers.AutoModelForSeq2SeqLM
+    else:
+        kind = transformers.AutoModelForCausalLM
+        # Left to itself, the model would count padding as positions.
+        positions = tensors["attention_mask"].cumsum(1) - 1
+        tensors["position_ids"] = positions.clamp(min=0)
+    model = kind.from_pretrained(checkpoint, dtype=torch.float32)
     with torch.no_grad():
-        outputs = model.eval()(
-            input_ids=torch.from_numpy(input_ids).long(),
-            decoder_input_ids=torch.from_numpy(decoder_input_ids).long(),
-            attention_mask=torch.from_numpy(attention_mask).long(),
-        )
-    return outputs.logits.numpy()
+        return model.eval()(**tensors).logits.numpy()
 
 
 if __name__ == "__main__":
