@@ -135,6 +135,7 @@ def _no_safetensors(folder: Path) -> str:
         return message
     return (
         f"{message}, but PyTorch pickles, which are not read here: {pickles}. Convert "
-        "them once, where PyTorch is installed: AutoModelForSeq2SeqLM.from_pretrained("
-        f"{str(folder)!r}).save_pretrained(NEW_FOLDER)"
+        "them once, where PyTorch is installed, by transformers' AutoModelForSeq2SeqLM "
+        f"(T5) or AutoModelForCausalLM (others): .from_pretrained({str(folder)!r})"
+        ".save_pretrained(NEW_FOLDER)"
     )
