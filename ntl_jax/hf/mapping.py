@@ -37,6 +37,11 @@ class Rule:
     shape: tuple[int, ...] | None = None
     rows: int | None = None
 
+    def __post_init__(self):
+        if self.transpose and self.shape is not None:
+            # Such a view of the parameter would be a copy, and stay unread.
+            raise ValueError(f"{self.path} has both transpose and shape; give one")
+
     def names(self) -> list[str]:
         """Names of the tensors, in the order in which they are stacked."""
         if self.layers is None:

@@ -87,6 +87,11 @@ def test_other_axes_and_padding_rows_both_ways():
         read_params(table, list(tensors), tensors.__getitem__, shapes)
 
 
+def test_transposed_and_reshaped_at_once_is_refused():
+    with pytest.raises(ValueError, match="path has both transpose and shape"):
+        Rule("path", "key", transpose=True, shape=(2, 6))
+
+
 def test_writing_is_reading_backwards_and_contiguous():
     tensors = named()
     back = write_tensors(TABLE, read(tensors))
