@@ -12,12 +12,12 @@ from ntl_jax.metrics.pairs import NumberPairs
 from ntl_jax.number_grammar import Exact
 
 LABEL_TYPES: Mapping[str, Callable[[int], bool]] = {
-    "ends_in_0": lambda label: label % 10 == 0,
-    "ends_in_9": lambda label: label % 10 == 9,
+    "ends_in_0": lambda label: abs(label) % 10 == 0,
+    "ends_in_9": lambda label: abs(label) % 10 == 9,
     "power_of_ten": lambda label: label > 1 and _is_power_of_ten(label),
     "power_of_ten_or_1": lambda label: _is_power_of_ten(label),
 }
-"""Kinds of whole labels, of which one may belong to several, by absolute value."""
+"""Kinds of whole labels, of which one may belong to several."""
 
 
 class ErrorRates(NamedTuple):
@@ -73,8 +73,8 @@ def error_rates(
 
     Args:
         pairs: N pairs of numbers.
-        types: by name, whether a label belongs: a function of abs(y), which only sees
-            whole labels; 10^50 and beyond belong to none.
+        types: by name, whether a label belongs. They are asked about whole labels under
+            10^50 alone; others belong to none.
         confidence: of the intervals.
 
     Returns:
@@ -124,7 +124,7 @@ def error_histograms(pairs: NumberPairs, *, limit: int = 11) -> ErrorHistograms:
         raise ValueError(f"limit must not be negative, got {limit}")
     width = 2 * limit + 1
     whole = [_whole(label) for label in pairs.labels]
-    last = np.array([-1 if y is None else y % 10 for y in whole])
+    last = np.array([-1 if y is None else abs(y) % 10 for y in whole])
     # Column 0 is below all bins, the last one above them.
     bins = np.clip(np.floor(pairs.error + 0.5) + limit + 1, 0, width + 1).astype(int)
     counts = np.zeros((10, width + 2), np.int64)
@@ -209,11 +209,11 @@ def _digits(number: Exact, places: list[int]) -> list[int]:
 
 
 def _whole(label: Exact) -> int | None:
-    """abs(label) where it is a whole number below 10^50."""
+    """The label where it is a whole number, its size below 10^50."""
     if not -(10**50) < label < 10**50:
         return None
     numerator, denominator = label.as_integer_ratio()
-    return abs(numerator) if denominator == 1 else None
+    return numerator if denominator == 1 else None
 
 
 def _is_power_of_ten(label: int) -> bool:
