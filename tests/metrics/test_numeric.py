@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import hypothesis
 import hypothesis.strategies as st
@@ -230,6 +231,67 @@ def test_paper_compat_clips_predictions_and_reads_their_way():
     assert scores["mae"] == 1e10
     assert numeric_metrics(["62-8"], ["8"])["number_accuracy"] == 1.0
     assert numeric_metrics(["62-8"], ["8"], paper_compat=True)["number_accuracy"] == 0.0
+
+
+_PAPER_TEXT = st.lists(
+    st.one_of(
+        st.sampled_from(["is ", "= ", "-", "- ", "+", ",", ".", "e", " ", "x", "$"]),
+        st.integers(0, 10**12).map(str),
+        st.decimals(0, 100, places=3).map(str),
+    ),
+    max_size=8,
+).map("".join)
+
+
+def _twin(predictions, references, *, tolerance=1e-5, limit=1e10):
+    """The paper's scores, from its description."""
+
+    def read(text):
+        found = [m[0] for m in re.finditer(r"[+-]?\s*\d+(\.\d+)?", text)]
+        return float(found[-1].replace(" ", "")) if found else float("nan")
+
+    p = np.clip([read(text) for text in predictions], -limit, limit)
+    y = np.array([read(text) for text in references])
+    some = ~np.isnan(p)
+    error = (p - y)[some]
+    a, b = (np.sign(x) * np.log10(np.abs(x) + 1) for x in (p[some], y[some]))
+    scores = {
+        "number_accuracy": np.isclose(p, y, rtol=tolerance, atol=1e-8).mean(),
+        "unparsable_rate": (~some).mean(),
+    }
+    if some.any():
+        scores |= {
+            "mae": np.abs(error).mean(),
+            "rmse": np.sqrt(np.square(error).mean()),
+            "median_ae": np.median(np.abs(error)),
+            "log_mae": np.abs(a - b).mean(),
+        }
+    if some.any() and np.ptp(y[some]) > 0:
+        spread = np.square(y[some] - y[some].mean()).sum()
+        scores["r2"] = 1 - np.square(error).sum() / spread
+    return scores
+
+
+@hypothesis.given(
+    st.lists(
+        st.tuples(_PAPER_TEXT, st.integers(-(10**12), 10**12)), min_size=1, max_size=9
+    )
+)
+def test_paper_compat_agrees_with_its_description(rows):
+    predictions = [text for text, _ in rows]
+    references = [f"#### {label}" for _, label in rows]
+    scores = numeric_metrics(predictions, references, paper_compat=True)
+    for name, value in _twin(predictions, references).items():
+        assert scores[name] == pytest.approx(value, rel=1e-9, abs=1e-9), name
+
+
+def test_the_twin_sees_another_tolerance_and_limit():
+    pair = (["99999", "30000000000"], ["100000", "30000000000"])
+    scores = numeric_metrics(*pair, paper_compat=True)
+    assert scores["number_accuracy"] == _twin(*pair)["number_accuracy"] == 0.5
+    assert scores["number_accuracy"] != _twin(*pair, tolerance=1e-6)["number_accuracy"]
+    assert scores["mae"] == _twin(*pair)["mae"]
+    assert scores["mae"] != _twin(*pair, limit=1e11)["mae"]
 
 
 def test_baselines_do_not_depend_on_predictions():
