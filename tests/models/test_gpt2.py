@@ -1,5 +1,6 @@
 """GPT-2 against transformers' PyTorch model."""
 
+import dataclasses
 from functools import partial
 
 import chex
@@ -171,6 +172,33 @@ def test_gradients_equal_pytorch(kind, padding):
     wrong = perturbed(params, "final_norm/scale")
     wrong = logits_and_gradient(config, wrong, data)[1]
     assert min(relative_errors(wrong, want).values()) > TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", ["embd_pdrop", "attn_pdrop", "resid_pdrop"])
+def test_dropout_drops_as_much_as_pytorch(rate):
+    """Over many masks, mean and spread of the logits agree with PyTorch's dropout."""
+    import torch
+
+    none = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
+    model = torch_model("tied", **none | {rate: 0.2}).train()
+    config, params = ours(model)
+    assert getattr(config, rate) == 0.2
+    data = batch("none", rows=1, length=4)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        theirs = np.stack([run_torch(model, data).logits.numpy() for _ in range(400)])
+    keys = jax.random.split(jax.random.key(0), 400)
+    mine = np.asarray(jax.vmap(lambda key: run(config, params, data, key))(keys))
+
+    def spread(logits):
+        return np.sqrt(np.mean(logits.std(axis=0) ** 2))
+
+    assert abs(spread(mine) / spread(theirs) - 1) < 0.1
+    assert np.abs(mine.mean(0) - theirs.mean(0)).mean() < 0.1 * spread(theirs)
+    other = dataclasses.replace(config, **{rate: 0.3})
+    more = np.asarray(jax.vmap(lambda key: run(other, params, data, key))(keys))
+    assert spread(more) / spread(theirs) - 1 > 0.1
 
 
 def test_positions_count_no_padding_and_restart():
