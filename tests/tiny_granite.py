@@ -46,7 +46,7 @@ KINDS = {
 LONG = 64  # three such rows are too many tokens for all experts to see all
 
 
-def torch_model(kind: str, seed: int = 0, **changes):
+def torch_model(kind: str, seed: int = 0, gain: float = 8.0, **changes):
     """A random Granite in float32, dropout off, no weight at 0 or 1."""
     torch = pytest.importorskip("torch")
     import transformers
@@ -60,7 +60,7 @@ def torch_model(kind: str, seed: int = 0, **changes):
     with torch.no_grad():
         for parameter in model.parameters():
             # Fresh weights are so small that softmaxes stay flat and hide mistakes.
-            parameter.mul_(8 if parameter.ndim > 1 else 1)
+            parameter.mul_(gain if parameter.ndim > 1 else 1)
             if parameter.ndim == 1:
                 parameter.add_(0.3 * torch.randn_like(parameter))
     return model
