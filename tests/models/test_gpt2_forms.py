@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 
 from ntl_jax.hf.mapping import flatten
-from ntl_jax.losses import cross_entropy
+from ntl_jax.losses import (
+    cross_entropy_from_stats,
+    ntl_was_from_stats,
+    stats_from_hidden,
+    stats_from_logits,
+)
 from ntl_jax.models import GPT2Config, bind, init_params
+from ntl_jax.number_vocab import NumberVocab
 from tests.models.test_gpt2 import (
     assert_close,
     logits_and_gradient,
@@ -159,14 +165,35 @@ def test_padded_vocabulary_changes_nothing(config):
         assert_close(leaf, flat[path], 1e-4)
 
 
-def test_losses_are_the_same_over_a_padded_vocabulary():
-    padded = TINY.pad_vocab(64)
-    data = batch()
+@pytest.mark.parametrize("fused", [False, True], ids=["logits", "hidden"])
+def test_losses_are_the_same_over_a_padded_vocabulary(fused):
+    digits = {str(digit): digit + 3 for digit in range(10)}
+    vocab = NumberVocab.from_mapping(digits | {"": 50}, vocab_size=51)
+    data, wide = batch(), lively(TINY.pad_vocab(64))
     labels = jnp.asarray(data["labels"])
-    wide = run(padded, lively(padded), data)
-    want = cross_entropy(run(TINY, lively(TINY), data), labels, label_smoothing=0.1)
-    got = cross_entropy(wide, labels, label_smoothing=0.1, vocab_size=51)
-    chex.assert_trees_all_close(got, want, atol=1e-4)
+    counted = real(data)[:, :, None]
+    wide["wte"]["embedding"] = wide["wte"]["embedding"].at[51:].set(9.0)
+
+    def total(params, config):
+        model = bind(config, params)
+        ids, mask = data["input_ids"], data["attention_mask"]
+        hidden = model.hidden(ids, attention_mask=mask)
+        hidden = jnp.where(counted, hidden, 0.0)  # of no meaning in padding
+        if fused:
+            stats = stats_from_hidden(hidden, model.head, labels, vocab)
+        else:
+            stats = stats_from_logits(model.logits(hidden), labels, vocab)
+        weight = (labels != -100).astype(jnp.float32)
+        cross = cross_entropy_from_stats(stats, labels, vocab, label_smoothing=0.1)[0]
+        return jnp.sum((cross + ntl_was_from_stats(stats, labels, vocab)[0]) * weight)
+
+    step = jax.jit(jax.value_and_grad(total), static_argnums=1)
+    want, want_grads = step(lively(TINY), TINY)
+    got, grads = step(wide, TINY.pad_vocab(64))
+    assert_close(got, want, 1e-5)
+    table = grads["wte"]["embedding"]
+    assert not table[51:].any()
+    assert_close(table[:51], want_grads["wte"]["embedding"], 1e-4)
 
 
 def test_padding_is_logged_and_only_adds(caplog):
