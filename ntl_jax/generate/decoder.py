@@ -8,12 +8,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32, PyTree
 
 from ntl_jax.models import Params, bind
+from ntl_jax.models.layers import einsum_float32
 from ntl_jax.models.t5 import T5
 from ntl_jax.models.t5_decoding import T5Steps
 
 Mask = Bool[Array, "B S"] | Int[Array, "B S"]
-# Leaves that a model casts to its dtype wherever it uses them.
-_CAST = re.compile(r"(.*/)?(kernel|(shared|wte)/embedding)")
+# Leaves that every model casts to its dtype before it uses them; not the tables, which
+# some read in float32, nor the routers.
+_CAST = re.compile(r".*/mlp/(gate_up|down)|.*(?<!router)/kernel")
 
 
 class Decoder:
@@ -54,6 +56,7 @@ class Decoder:
         self._check(input_ids, attention_mask)
         self.config, self.batch, self.beams = config, input_ids.shape[0], beams
         self.model = bind(config, compute_params(params, config.dtype))
+        self._head = self.model.head.astype(config.dtype)
         if isinstance(self.model, T5):
             encoded = self.model.encode(input_ids, attention_mask)
             self._steps = T5Steps(self.model, encoded, attention_mask, length, beams)
@@ -92,7 +95,7 @@ class Decoder:
         self, hidden: Float[Array, "B W D"], vocab_size: int
     ) -> Float32[Array, "B W V"]:
         """Logits; -inf in columns from `vocab_size` on, which are padding."""
-        logits = self.model.logits(hidden)
+        logits = einsum_float32("BWD,DV->BWV", hidden, self._head)
         if vocab_size > logits.shape[-1]:
             raise ValueError(
                 f"vocab_size is {vocab_size}, but the model has {logits.shape[-1]} "
