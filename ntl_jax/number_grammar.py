@@ -173,13 +173,11 @@ def _is_slashed(text: str, above: Number, below: Number) -> bool:
 
 def _is_mixed(text: str, whole: Number, part: Number) -> bool:
     """Whether a proper fraction goes on the whole number before it."""
-    between = text[whole.end : part.start]
-    one_character = part.end - part.start == 1
     return (
         isinstance(part.value, Fraction)
         and 0 < part.value < 1
         and _is_whole(text, whole)
-        and (between == " " or (between == "" and one_character))
+        and text[whole.end : part.start] in ("", " ")
         and text[whole.start - 1 : whole.start] != "/"
     )
 

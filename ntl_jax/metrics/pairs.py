@@ -80,11 +80,8 @@ class NumberPairs:
     @functools.cached_property
     def percentage(self) -> np.ndarray:
         """f64[N]: 100 |error / label|; 0 where the label is 0 or nothing predicted."""
-        some = self.parsed & (self.y != 0)
         if self.paper_compat:
-            return np.where(
-                some, 100 * np.abs(self.error / np.where(some, self.y, 1)), 0
-            )
+            return 100 * np.abs(self.error / np.where(self.y == 0, np.inf, self.y))
         ratios = [
             _WIDE.divide(difference, _decimal(label)) if label else Decimal(0)
             for difference, label in zip(self._differences, self.labels, strict=True)

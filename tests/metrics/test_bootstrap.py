@@ -148,6 +148,11 @@ def test_p_values_of_equal_runs_are_uniform_and_of_the_same_run_one():
     assert compare_runs(x, x).p_value == 1.0
 
 
+def test_no_p_value_is_zero():
+    a = np.zeros(40)
+    assert compare_runs(a, a + 1, resamples=99).p_value == 1 / 100
+
+
 def test_ties_of_accuracies_count_as_far():
     a = np.array([1.0, 0.0, 0.0])
     b = np.array([1.0, 1.0, 1.0])

@@ -86,6 +86,7 @@ def test_agrees_with_a_loop(rows):
         ("123 * 45", (3, 2)),
         ("What is 1,234 times -5?", (4, 1)),
         ("007 * 0", (1, 1)),
+        ("0.0 * 30.0", (1, 2)),
         ("1.5 * 10", (2,)),
         ("1e400 * 2", (401, 1)),
         ("nothing", ()),
@@ -104,6 +105,13 @@ def test_errors_name_the_numbers():
         mean_over_cells(scores, ["a", "b"])
     with pytest.raises(ValueError, match="not among"):
         mean_over_cells(scores, [])
+
+
+def test_paper_compat_has_percentages_of_what_it_reads():
+    pairs = read_pairs(["-1,050", "?", "7"], ["1,00", "5", "0"], paper_compat=True)
+    assert pairs.percentage.tolist() == [0.0, 0.0, 0.0]  # the label is read as 00
+    pairs = read_pairs(["95", "1e-05 20000000000"], ["-100", "5"], paper_compat=True)
+    assert pairs.percentage.tolist() == pytest.approx([195.0, 100 * (1e10 - 5) / 5])
 
 
 def test_huge_numbers_have_finite_percentages():

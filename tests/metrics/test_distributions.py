@@ -52,8 +52,9 @@ def test_agrees_with_a_loop(seed, n, k):
         np.testing.assert_allclose(scores.std_by_label[label], deviation, atol=1e-12)
 
 
-def test_calibration_error_agrees_with_a_loop_over_bins():
-    logits, labels, _ = _random(1, 500)
+@pytest.mark.parametrize("scale", [0.5, 3.0])
+def test_calibration_error_agrees_with_a_loop_over_bins(scale):
+    logits, labels, _ = _random(1, 500, 40, scale)
     q = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     for bins in (1, 10, 15):
         expected = 0.0

@@ -132,6 +132,13 @@ def test_token_accuracy_agrees_with_padded_arrays(rows):
         y[row, : len(reference)] = reference
     compat = token_accuracy(predictions, references, paper_compat=True)
     assert compat == pytest.approx((p == y).mean())
+    batches = []
+    for start in range(0, len(rows), 2):
+        some = slice(start, start + 2)
+        narrow = max(map(len, references[some])) + 10
+        batches.append((p == y)[some, :narrow].mean())
+    twos = token_accuracy(predictions, references, paper_compat=True, batch_size=2)
+    assert twos == pytest.approx(np.mean(batches))
     found = token_accuracy(predictions, references)
     assert found == pytest.approx((p == y)[y > 0].mean())
     assert compat >= found - 1e-12 or (p[y == 0] > 0).any()
