@@ -1,9 +1,11 @@
 """Cross-entropy that knows ignored labels and padded columns."""
 
+import math
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
-from ntl_jax.losses.positions import token_weights
+from ntl_jax.losses.positions import check_labels, token_weights
 from ntl_jax.losses.reduction import Reduction, reduce_tokens
 from ntl_jax.losses.stats import NumberStats, stats_without_numbers
 from ntl_jax.number_vocab import NumberVocab
@@ -47,6 +49,7 @@ def cross_entropy(
 
     Source: ``torch.nn.functional.cross_entropy``; z-loss from PaLM (2022), section 5.
     """
+    check_labels(logits, labels)
     columns = logits.shape[-1]
     vocab_size = columns if vocab_size is None else vocab_size
     if not 0 < vocab_size <= columns:
@@ -100,8 +103,8 @@ def _cross_entropy(
 ) -> Float32[Array, "*B"]:
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing must be in [0, 1), not {label_smoothing}.")
-    if z_loss < 0:
-        raise ValueError(f"z_loss must not be negative, not {z_loss}.")
+    if not 0 <= z_loss < math.inf:
+        raise ValueError(f"z_loss must be 0 or positive, and finite, not {z_loss}.")
     mask = weight != 0
     # Masked before the arithmetic too: a NaN that nobody counts has no gradient.
     lse = jnp.where(mask, stats.lse, 0.0)

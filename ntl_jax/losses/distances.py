@@ -10,9 +10,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Float32
 
+from ntl_jax.losses.scalars import Scalar, scalar
 from ntl_jax.number_vocab import NumberVocab
-
-Scalar = int | float | Float[Array, ""]
 
 
 def euclidean(vocab: NumberVocab) -> Float32[Array, "K K"]:
@@ -70,7 +69,7 @@ def squashed(vocab: NumberVocab, factor: Scalar) -> Float32[Array, "K K"]:
     smallest = np.min(difference, where=apart, initial=np.inf)
     span = difference.max(initial=0.0) - smallest
     steps = np.where(apart, difference - smallest, 0.0) / (span if span > 0 else 1.0)
-    ramp = _scalar("factor", factor) - 1
+    ramp = scalar("factor", factor) - 1
     matrix = 1 + steps.astype(np.float32) * ramp
     return jnp.where(apart, matrix, 0.0)
 
@@ -100,7 +99,7 @@ def circular(vocab: NumberVocab, period: Scalar) -> Float32[Array, "K K"]:
     """
     if isinstance(period, int | float) and not 0 < period < np.inf:
         raise ValueError(f"the period must be positive and finite, not {period}.")
-    length = _scalar("period", period)
+    length = scalar("period", period)
     around = jnp.mod(_differences(vocab).astype(np.float32), length)
     return jnp.minimum(around, length - around)
 
@@ -132,7 +131,7 @@ def log_scale(vocab: NumberVocab, unit: Scalar = 1.0) -> Float32[Array, "K K"]:
     """
     if isinstance(unit, int | float) and not 0 < unit < np.inf:
         raise ValueError(f"the unit must be positive and finite, not {unit}.")
-    scaled = jnp.asarray(vocab.values) / _scalar("unit", unit)
+    scaled = jnp.asarray(vocab.values) / scalar("unit", unit)
     place = jnp.sign(scaled) * jnp.log1p(jnp.abs(scaled))  # [K]
     return jnp.abs(place[:, None] - place[None, :])
 
@@ -181,11 +180,3 @@ def _differences(vocab: NumberVocab) -> np.ndarray:
     """|v_k - v_y| in float64, [K, K]."""
     values = vocab.values.astype(np.float64)
     return np.abs(values[:, None] - values[None, :])
-
-
-def _scalar(name: str, value: Scalar) -> Float32[Array, ""]:
-    if jnp.shape(value) != ():
-        raise ValueError(
-            f"{name} has shape {jnp.shape(value)}, not (): vmap over several."
-        )
-    return jnp.asarray(value).astype(jnp.float32)

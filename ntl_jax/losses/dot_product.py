@@ -1,5 +1,6 @@
 """NTL with a penalty on the expected number: NTL-MSE, NTL-MAE and NTL-Huber."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -12,6 +13,7 @@ from ntl_jax.losses.number_softmax import Support, finish, number_probabilities
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import number_targets
 from ntl_jax.losses.reduction import Reduction
+from ntl_jax.losses.scalars import scalar
 from ntl_jax.losses.stats import NumberStats, stats_from_logits
 from ntl_jax.number_vocab import NumberVocab
 
@@ -34,8 +36,12 @@ def huber(
     delta: float | Float32[Array, ""] = 1.0,
 ) -> Array:
     """d^2 / 2 where |d| <= delta, delta (|d| - delta / 2) beyond."""
-    if isinstance(delta, int | float) and delta <= 0:
-        raise ValueError(f"delta must be positive, not {delta}.")
+    if isinstance(delta, int | float) and not 0 < delta < math.inf:
+        raise ValueError(
+            f"delta must be positive and finite, not {delta}; the square without an "
+            "end is 0.5 * ntl_mse."
+        )
+    delta = scalar("delta", delta)
     distance = jnp.abs(prediction - target)
     near = jnp.minimum(distance, delta)
     # Equal to both branches, and never doubles the gradient where they meet.

@@ -6,6 +6,7 @@ with all columns, and the tile is read and forgotten. The gradient makes the til
 four matrix products in all where the dense path has three.
 """
 
+import math
 from functools import partial
 from typing import cast
 
@@ -26,7 +27,7 @@ from ntl_jax.losses.fused_tiles import (
     Head,
     LogitSums,
 )
-from ntl_jax.losses.positions import safe_labels
+from ntl_jax.losses.positions import check_is_array, safe_labels
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
 
@@ -94,7 +95,8 @@ def stats_from_hidden(
             up to 2^-9 of the label's logit, and takes a tenth longer.
         axis_name: inside ``shard_map``, the mesh axis (or axes, major first) that the
             kernel's columns are sharded over: kernel and bias are then this device's,
-            the stats and the gradient of hidden those of the whole head.
+            the stats and the gradient of hidden those of the whole head. Under
+            ``check_vma=False`` differentiate inside, as for `stats_from_logits`.
 
     Returns:
         NumberStats over [*B], float32.
@@ -142,8 +144,14 @@ def make_head(
     axis_name: AxisName = None,
 ) -> Head:
     """The static options of a head, checked."""
-    if soft_cap is not None and not soft_cap > 0:
-        raise ValueError(f"soft_cap must be positive or None, not {soft_cap}.")
+    if soft_cap is not None:
+        if not 0 < soft_cap < math.inf:
+            raise ValueError(
+                f"soft_cap must be positive and finite, or None, not {soft_cap}."
+            )
+        soft_cap = float(soft_cap)
+    if not math.isfinite(logit_scale):
+        raise ValueError(f"logit_scale must be finite, not {logit_scale}.")
     for name, value in (("tile_tokens", tile_tokens), ("row_groups", row_groups)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, not {value}.")
@@ -155,6 +163,8 @@ def make_head(
             "take backward='tokens'."
         )
     dtype = None if logits_dtype is None else jnp.dtype(logits_dtype)
+    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"logits_dtype must be floating point, not {dtype}.")
     return Head(
         vocab,
         float(logit_scale),
@@ -172,6 +182,7 @@ def check_head(
     head: Head, hidden: Array, kernel: Array, labels: Array, bias: Array | None
 ) -> None:
     """Raises unless dtypes and shapes of a head go together."""
+    check_is_array("labels", labels)
     for name, array in (("hidden", hidden), ("kernel", kernel), ("bias", bias)):
         if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
             raise TypeError(f"{name} must be floating point, not {array.dtype}.")

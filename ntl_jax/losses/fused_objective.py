@@ -21,6 +21,7 @@ from ntl_jax.losses.fused_tiles import Head, LogitSums
 from ntl_jax.losses.objective import Objective
 from ntl_jax.losses.positions import safe_labels
 from ntl_jax.losses.reduction import Term
+from ntl_jax.losses.scalars import scalar
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
 
@@ -108,6 +109,7 @@ def objective_from_hidden(
         weights = jnp.asarray(weights).astype(jnp.float32)
     if counts is None:
         counts = objective.counts(labels, vocab, weights, segment_ids)
+    counts = {name: scalar(f"counts[{name!r}]", x) for name, x in counts.items()}
     objective = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), objective)
     objective, kernel, bias, weights, counts = tiles.vary_like(
         (objective, kernel, bias, weights, counts), hidden

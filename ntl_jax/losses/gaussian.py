@@ -10,12 +10,13 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import NumberTargets, number_targets, token_weights
 from ntl_jax.losses.reduction import Reduction
+from ntl_jax.losses.scalars import scalar
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
 
 GaussianForm = Literal["normalised", "density", "doubled"]
 
-_SMALLEST_SIGMA = 1e-6  # below it even the density times a masked logit is finite
+SMALLEST_SIGMA = 1e-6  # below it even the density times a masked logit is finite
 _FURTHEST = 1e3  # in sigmas; exp(-1e6 / 2) is 0 and its square is finite
 
 
@@ -48,7 +49,7 @@ def gaussian_targets(
         label is no number.
 
     Raises:
-        ValueError: for a negative sigma or an unknown form.
+        ValueError: for a negative sigma, one that is no scalar, or an unknown form.
 
     >>> digits = {str(i): i for i in range(10)} | {"a": 10}
     >>> vocab = NumberVocab.from_mapping(digits, vocab_size=11)
@@ -79,7 +80,7 @@ def gaussian_exponents(
     Returns:
         f32[*B, K] in [-5e5, 0].
     """
-    sigma = jnp.maximum(jnp.asarray(sigma).astype(jnp.float32), _SMALLEST_SIGMA)
+    sigma = jnp.maximum(scalar("sigma", sigma), SMALLEST_SIGMA)
     shape = (*value.shape, len(vocab))
     distance = jnp.abs(jnp.broadcast_to(vocab.values, shape) - value[..., None])
     # The cap comes before the division: no overflow, and none in the gradient.
@@ -212,14 +213,14 @@ def _soft_targets(
     if isinstance(sigma, int | float) and not sigma >= 0:
         raise ValueError(f"sigma must be 0 or positive, not {sigma}.")
     label = jax.nn.one_hot(targets.row, len(vocab), dtype=jnp.float32)  # [*B, K]
-    sigma = jnp.asarray(sigma).astype(jnp.float32)
+    sigma = scalar("sigma", sigma)
     g = jnp.exp(gaussian_exponents(targets.value, vocab, sigma))
     if form == "doubled":
         g = g + label
     if form in ("normalised", "doubled"):
         g = g / jnp.sum(g, axis=-1, keepdims=True)
     elif form == "density":
-        g = g / (math.sqrt(2 * math.pi) * jnp.maximum(sigma, _SMALLEST_SIGMA))
+        g = g / (math.sqrt(2 * math.pi) * jnp.maximum(sigma, SMALLEST_SIGMA))
     else:
         raise ValueError(
             f"form must be 'normalised', 'density' or 'doubled', not {form!r}."

@@ -12,6 +12,7 @@ from ntl_jax.losses.objective_terms import BY_PLACE, OVER_ALL, TERMS, stats_of_n
 from ntl_jax.losses.place_weights import place_weights
 from ntl_jax.losses.positions import token_weights
 from ntl_jax.losses.reduction import Term, sum_each
+from ntl_jax.losses.scalars import scalar
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
 
@@ -201,13 +202,25 @@ class Objective:
 
         Returns:
             A float32 scalar; a loss whose count is 0 adds 0.
+
+        Raises:
+            ValueError: for a loss without a term or count, and for a coefficient that
+                is no scalar.
         """
+        for given in (terms, terms if counts is None else counts):
+            missing = [name for name in self.names if name not in given]
+            if missing:
+                raise ValueError(
+                    f"{', '.join(missing)} missing among {', '.join(given) or 'none'}: "
+                    "terms and counts must come from this objective, or one with the "
+                    "same losses."
+                )
         total = jnp.zeros((), jnp.float32)
         for name in self.names:
             term = terms[name]
             if counts is not None:
                 term = term._replace(count=counts[name])
-            total += jnp.asarray(getattr(self, name), jnp.float32) * term.mean
+            total += scalar(name, getattr(self, name)) * term.mean
         return total
 
     def _denominator_of(self, name: str) -> str:

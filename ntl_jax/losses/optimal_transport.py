@@ -7,11 +7,12 @@ from jax.core import Tracer
 from jax.nn import logsumexp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
-from ntl_jax.losses.distances import Scalar, check_costs, euclidean
+from ntl_jax.losses.distances import check_costs, euclidean
 from ntl_jax.losses.number_softmax import Support, finish, number_probabilities
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import number_targets
 from ntl_jax.losses.reduction import Reduction
+from ntl_jax.losses.scalars import Scalar, scalar
 from ntl_jax.losses.stats import MASKED_LOGIT, NumberStats
 from ntl_jax.losses.wasserstein import target_distribution
 from ntl_jax.number_vocab import NumberVocab
@@ -166,7 +167,7 @@ def ntl_optimal_transport_from_stats(
     t, targets = target_distribution(target, targets, vocab)  # [*B, K]
     q = number_probabilities(stats, targets, "numbers")  # [*B, K]
     worst = jnp.max(matrix)
-    blur = jnp.asarray(epsilon).astype(jnp.float32) * jnp.where(worst > 0, worst, 1.0)
+    blur = scalar("epsilon", epsilon) * jnp.where(worst > 0, worst, 1.0)
     loss = entropic_cost(q, t, matrix, blur, iterations)  # [*B]
     if debias:
         of_q = entropic_cost(q, q, matrix, blur, iterations)

@@ -1,10 +1,12 @@
 """Weights that make the leading digits of a number count more than the last."""
 
+import math
 from typing import Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int
 
+from ntl_jax.losses.scalars import scalar
 from ntl_jax.losses.spans import NumberSpans, Points, number_spans
 from ntl_jax.number_vocab import NumberVocab
 
@@ -67,8 +69,8 @@ def place_weights(
     """
     if form not in ("geometric", "linear"):
         raise ValueError(f"form must be 'geometric' or 'linear', not {form!r}.")
-    if isinstance(base, int | float) and not base > 0:
-        raise ValueError(f"base must be positive, not {base}.")
+    if isinstance(base, int | float) and not 0 < base < math.inf:
+        raise ValueError(f"base must be positive and finite, not {base}.")
     if form == "linear" and isinstance(base, int | float) and base < 1:
         raise ValueError(
             f"a linear base must be at least 1, not {base}: weights would be negative. "
@@ -88,7 +90,7 @@ def place_weights(
         right=jnp.where(spans.digit, spans.right, 0),
         length=jnp.where(spans.digit, spans.length, 1),
     )
-    rate = jnp.asarray(base, jnp.float32)
+    rate = scalar("base", base)
     weight_of = _geometric if form == "geometric" else _linear
     return jnp.where(spans.digit, weight_of(spans, rate, normalise), 1.0)
 

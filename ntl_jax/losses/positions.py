@@ -28,6 +28,8 @@ class NumberTargets(NamedTuple):
 
 def check_labels(logits: Array, labels: Array) -> None:
     """Raises unless logits are floats, labels integers and the shapes go together."""
+    for name, array in (("logits", logits), ("labels", labels)):
+        check_is_array(name, array)
     if not jnp.issubdtype(logits.dtype, jnp.floating):
         raise TypeError(f"logits must be floating point, not {logits.dtype}.")
     if not jnp.issubdtype(labels.dtype, jnp.integer):
@@ -36,6 +38,15 @@ def check_labels(logits: Array, labels: Array) -> None:
         raise ValueError(
             f"logits of shape {logits.shape} ask for labels of shape "
             f"{logits.shape[:-1]}, not {labels.shape}."
+        )
+
+
+def check_is_array(name: str, value: Array) -> None:
+    """Raises TypeError for what has no shape and dtype, such as a list."""
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        raise TypeError(
+            f"{name} must be a JAX or NumPy array, not {type(value).__name__}: take "
+            f"jnp.asarray({name})."
         )
 
 
@@ -58,6 +69,7 @@ def token_weights(
     Raises:
         ValueError: if weights and labels differ in shape.
     """
+    check_is_array("labels", labels)
     kept = labels != ignore_index
     if weights is None:
         return kept.astype(jnp.float32)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32, Int, Int32
 
-from ntl_jax.losses.positions import safe_labels
+from ntl_jax.losses.positions import check_is_array, safe_labels
 from ntl_jax.losses.rows import at_or_after, at_or_before, row_index, shift
 from ntl_jax.number_vocab import NumberVocab
 from ntl_jax.token_kinds import Kind
@@ -191,7 +191,7 @@ def run_sums(
         f32[*B, T].
     """
     width = x.shape[-1]
-    block = width if reach is None or width <= 2 * reach else reach
+    block = max(width if reach is None or width <= 2 * reach else reach, 1)
     x = jnp.where(spans.digit, x, 0.0)
     return _run_sums(block, x, spans.start, spans.first, spans.head)
 
@@ -251,13 +251,16 @@ def _check(labels: Array, points: str, segment_ids: Array | None) -> None:
         raise ValueError(
             f"points must be 'never', 'one', 'between' or 'always', not {points!r}."
         )
+    check_is_array("labels", labels)
     if labels.ndim == 0:
         raise ValueError("labels need a row axis: their shape is (), a single token.")
-    if segment_ids is not None and segment_ids.shape != labels.shape:
-        raise ValueError(
-            f"segment_ids of shape {segment_ids.shape} do not match labels of shape "
-            f"{labels.shape}: give one segment a label."
-        )
+    if segment_ids is not None:
+        check_is_array("segment_ids", segment_ids)
+        if segment_ids.shape != labels.shape:
+            raise ValueError(
+                f"segment_ids of shape {segment_ids.shape} do not match labels of "
+                f"shape {labels.shape}: give one segment a label."
+            )
 
 
 def _label_kinds(

@@ -60,7 +60,8 @@ def stats_from_logits(
         axis_name: inside ``shard_map``, the mesh axis (or axes, major first) that the
             columns are sharded over; the logits are then this device's V / shards
             columns, the labels ids of the whole vocabulary, and the stats those of the
-            whole vocabulary.
+            whole vocabulary. Under ``check_vma=False`` differentiate inside: from
+            outside, the gradient arrives divided by the number of shards.
 
     Returns:
         NumberStats over [*B], float32.

@@ -324,6 +324,6 @@ def test_errors_name_what_is_wrong(unhooked):
     refused(ValueError, r"\[5, V\], not \[37, 5\]; transpose", kernel=kernel.T)
     refused(ValueError, r"bias of shape \(37,\), not \(31,\)", bias=bias[:31])
     refused(ValueError, "30", kernel=kernel[:, :30], bias=None)
-    refused(ValueError, "soft_cap must be positive or None, not 0", soft_cap=0)
+    refused(ValueError, r"soft_cap must be .* finite, or None, not 0", soft_cap=0)
     refused(ValueError, "tile_tokens must be at least 1, not 0", tile_tokens=0)
     refused(ValueError, "'tokens' or 'columns', not 'rows'", backward="rows")

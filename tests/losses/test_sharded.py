@@ -73,3 +73,22 @@ def test_sums_and_counts_over_devices_in_shard_map(expected):
     )
     actual = run(jnp.asarray(logits), jnp.asarray(labels))
     chex.assert_trees_all_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("check_vma, divided_by", [(True, 1), (False, 4)])
+def test_a_gradient_from_outside_a_shard_map(expected, check_vma, divided_by):
+    """Whole where JAX knows what varies, else shared out over the devices."""
+    mesh = jax.make_mesh((4,), ("tensor",), axis_types=(jax.sharding.AxisType.Auto,))
+    logits, labels = map(jnp.asarray, draw_batch())
+
+    def total(z):
+        stats = stats_from_logits(z, labels, VOCAB, axis_name="tensor")
+        return OBJECTIVE.total(OBJECTIVE(stats, labels, VOCAB))
+
+    columns = P(None, None, "tensor")
+    mapped = jax.shard_map(
+        total, mesh=mesh, in_specs=columns, out_specs=P(), check_vma=check_vma
+    )
+    value, gradient = jax.jit(jax.value_and_grad(mapped))(logits)
+    actual = value, gradient * divided_by
+    chex.assert_trees_all_close(actual, expected, rtol=1e-5, atol=1e-6)

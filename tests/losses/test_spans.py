@@ -169,6 +169,12 @@ def test_a_border_of_segments_ends_a_number_and_hides_the_label_before_a_sign():
         assert runs_of(text, segment_ids=segments) == expected.split()
 
 
+def test_a_border_hides_the_label_before_the_blank_before_a_sign():
+    for border, expected in ((0, "5 3"), (1, "5 -3"), (2, "5 -3")):
+        segments = (jnp.arange(WIDTH) >= border).astype(jnp.int32)[None]
+        assert runs_of("5 -3", segment_ids=segments) == expected.split()
+
+
 def numbers_in(text, spans):
     """The numbers that spans put together, as decimals."""
     numbers = {}

@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
-from ntl_jax.losses.gaussian import gaussian_exponents
+from ntl_jax.losses.gaussian import SMALLEST_SIGMA, gaussian_exponents
 from ntl_jax.losses.number_softmax import Support
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import number_targets
 from ntl_jax.losses.reduction import Reduction
+from ntl_jax.losses.scalars import scalar
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
 
@@ -105,7 +106,7 @@ def dist2_from_stats(
         where the weight is 0; and what each counts.
 
     Raises:
-        ValueError: for a negative tau or an unknown support.
+        ValueError: for a negative tau, one that is no scalar, or an unknown support.
 
     Source: DIST2Loss (ICLR 2026, arXiv 2503.02379).
     """
@@ -114,7 +115,9 @@ def dist2_from_stats(
             raise ValueError(f"tau must be 0 or positive, not {tau}.")
         sigma = math.sqrt(tau / 2)
     else:
-        sigma = jnp.sqrt(tau.astype(jnp.float32) / 2)
+        # From the smallest width on, below which all targets are alike: at 0 itself
+        # the square root has no derivative.
+        sigma = jnp.sqrt(jnp.maximum(scalar("tau", tau) / 2, SMALLEST_SIGMA**2))
     targets = number_targets(labels, vocab, weights, ignore_index=ignore_index)
     mask = targets.mask[..., None]  # [*B, 1]
     # Logs of f from its exponents, never of f itself, which can be 0.

@@ -12,11 +12,11 @@ from ntl_jax.losses.number_softmax import number_probabilities
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import NumberTargets, number_targets, token_weights
 from ntl_jax.losses.reduction import Reduction
+from ntl_jax.losses.scalars import Scalar, scalar
 from ntl_jax.losses.spans import NumberSpans, number_spans, run_sums
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
 
-Scalar = float | Float[Array, ""]
 DigitMode = Literal["straight_through", "expected"]
 
 _REACH = 64  # positions of a number that count: float32 sees no further
@@ -160,15 +160,17 @@ def ntil_from_stats(
         predicted = _most_likely(stats, targets, values, key, noise, temperature)
     distance = jnp.sum(q * jnp.abs(values - targets.value[..., None]), axis=-1)
     right = jnp.where(targets.mask, jnp.minimum(spans.right, _REACH - 1), 0)
-    place = jnp.power(_float(place_base), right.astype(jnp.float32))
+    place = jnp.power(scalar("place_base", place_base), right.astype(jnp.float32))
     by_token = jnp.where(targets.mask, place * distance, 0.0)
     truth = number_targets(labels, vocab, ignore_index=ignore_index).value
     predicted = jnp.where(targets.mask, predicted, truth)
     relative, magnitude = _number_errors(predicted, truth, spans)
     of_number = jnp.where(spans.first, targets.weight, 0.0)
-    loss = _float(token_weight) * _row_mean(by_token, targets.weight)
-    loss += _float(relative_weight) * _row_mean(relative, of_number)
-    loss += _float(magnitude_weight) * _row_mean(magnitude, of_number)
+    loss = scalar("token_weight", token_weight) * _row_mean(by_token, targets.weight)
+    loss += scalar("relative_weight", relative_weight) * _row_mean(relative, of_number)
+    loss += scalar("magnitude_weight", magnitude_weight) * _row_mean(
+        magnitude, of_number
+    )
     weight = token_weights(labels, weights, ignore_index=ignore_index)
     return loss, jnp.any(weight != 0, axis=-1).astype(jnp.float32)
 
@@ -195,7 +197,7 @@ def ntil_total(
     """
     ce, loss = ce.astype(jnp.float32), loss.astype(jnp.float32)
     scale = jnp.minimum(ce / (loss + _TINY), _LARGEST_SCALE)
-    return ce + _float(coefficient) * jax.lax.stop_gradient(scale) * loss
+    return ce + scalar("coefficient", coefficient) * jax.lax.stop_gradient(scale) * loss
 
 
 def _check_options(digits, key, temperature, place_base) -> None:
@@ -221,10 +223,13 @@ def _most_likely(
     """The most likely digit, with the gradient of the expected one."""
     z = jnp.where(targets.mask[..., None], stats.number_logits, 0.0)  # [*B, T, K]
     if key is not None:
-        z = z + _float(noise) * jax.random.gumbel(key, z.shape, jnp.float32)
+        z = z + scalar("noise", noise) * jax.random.gumbel(key, z.shape, jnp.float32)
     best = z == jnp.max(z, axis=-1, keepdims=True)
     hard = jnp.min(jnp.where(best, values, jnp.inf), axis=-1)  # of equals the smallest
-    soft = jnp.sum(jax.nn.softmax(z / _float(temperature), axis=-1) * values, axis=-1)
+    soft = jnp.sum(
+        jax.nn.softmax(z / scalar("temperature", temperature), axis=-1) * values,
+        axis=-1,
+    )
     return jax.lax.stop_gradient(hard) + (soft - jax.lax.stop_gradient(soft))
 
 
@@ -255,7 +260,3 @@ def _row_mean(
     total = jnp.sum(weight, axis=-1)
     share = jnp.sum(value * weight, axis=-1) / jnp.where(total == 0, 1.0, total)
     return jnp.where(total == 0, 0.0, share)
-
-
-def _float(value: Scalar) -> Float32[Array, ""]:
-    return jnp.asarray(value).astype(jnp.float32)

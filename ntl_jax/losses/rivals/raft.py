@@ -47,7 +47,8 @@ def score_positions(
     on_grid = number_targets(labels, vocab, ignore_index=ignore_index).mask
     if from_end is None:
         place = row_index(labels)
-        last = jnp.max(jnp.where(on_grid, place, -1), axis=-1, keepdims=True)
+        last = jnp.where(on_grid, place, -1)
+        last = jnp.max(last, axis=-1, keepdims=True, initial=-1)
         return place == last
     if from_end < 1:
         raise ValueError(f"from_end must be at least 1, the last, not {from_end}.")

@@ -1,6 +1,7 @@
 """SMMD: a kernel distance between predicted and true number, and its smoothness."""
 
 import contextlib
+import math
 from typing import Literal
 
 import jax
@@ -13,6 +14,7 @@ from ntl_jax.losses.number_softmax import Support, number_probabilities
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import number_targets
 from ntl_jax.losses.reduction import Reduction
+from ntl_jax.losses.scalars import scalar
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
 
@@ -63,8 +65,8 @@ def smmd_matrix(
     widths = sigma if isinstance(sigma, tuple) else (sigma,)
     if any(isinstance(w, int | float) and not w > 0 for w in widths):
         raise ValueError(f"sigma must be positive, not {sigma}.")
-    if isinstance(alpha, int | float) and not alpha >= 0:
-        raise ValueError(f"alpha must be 0 or positive, not {alpha}.")
+    if isinstance(alpha, int | float) and not 0 <= alpha < math.inf:
+        raise ValueError(f"alpha must be 0 or positive, and finite, not {alpha}.")
     known = not any(isinstance(x, Tracer) for x in (*widths, squash, alpha))
     with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
         distance = euclidean(vocab) if squash is None else squashed(vocab, squash)
@@ -74,7 +76,7 @@ def smmd_matrix(
             if alpha != "auto":
                 raise ValueError(f"alpha must be 'auto' or a number, not {alpha!r}.")
             alpha = 0.5 / jnp.mean(degree)
-        smooth = jnp.asarray(alpha).astype(jnp.float32) * (jnp.diag(degree) - similar)
+        smooth = scalar("alpha", alpha) * (jnp.diag(degree) - similar)
         modes = {"smmd": similar + smooth, "mmd": similar, "smooth": smooth}
     if mode not in modes:
         raise ValueError(f"mode must be 'smmd', 'mmd' or 'smooth', not {mode!r}.")

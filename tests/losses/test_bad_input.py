@@ -1,0 +1,167 @@
+"""What losses say of input that they cannot use, and what they make of none."""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from ntl_jax import NumberVocab, Objective, objective_from_hidden, stats_from_logits
+from ntl_jax.losses import (
+    cross_entropy,
+    gaussian_cross_entropy,
+    gaussian_targets,
+    ntl_huber,
+    ntl_optimal_transport,
+    number_level_loss,
+    place_weights,
+    stats_from_hidden,
+)
+from ntl_jax.losses.rivals import digit_entropy, dist2, ntil, raft, smmd_matrix
+
+TOKENS = {"<pad>": 0, "=": 1, ".": 2, "-": 3} | {str(d): d + 4 for d in range(10)}
+VOCAB = NumberVocab.from_mapping(TOKENS, vocab_size=14)
+LABELS = jnp.array([[1, 8, 5], [1, 6, -100]])
+LOGITS = jnp.zeros((2, 3, 14))
+
+
+def transport(epsilon):
+    target = gaussian_targets(LABELS, VOCAB)
+    return ntl_optimal_transport(LOGITS, LABELS, VOCAB, target=target, epsilon=epsilon)
+
+
+# Everything that takes one number for an option, by the name of that option.
+TAKERS = {
+    "sigma": lambda x: gaussian_cross_entropy(LOGITS, LABELS, VOCAB, sigma=x),
+    "tau": lambda x: dist2(LOGITS, LABELS, VOCAB, tau=x),
+    "delta": lambda x: ntl_huber(LOGITS, LABELS, VOCAB, delta=x),
+    "epsilon": transport,
+    "base": lambda x: place_weights(LABELS, VOCAB, base=x),
+    "alpha": lambda x: smmd_matrix(VOCAB, alpha=x),
+    "place_base": lambda x: ntil(LOGITS, LABELS, VOCAB, place_base=x),
+    "token_weight": lambda x: ntil(LOGITS, LABELS, VOCAB, token_weight=x),
+    "temperature": lambda x: ntil(LOGITS, LABELS, VOCAB, temperature=x),
+}
+
+
+@pytest.mark.parametrize("name", TAKERS)
+@pytest.mark.parametrize("length", [1, 3, len(VOCAB)])
+def test_a_vector_is_no_scalar(name, length, unhooked):
+    # Without strict rank promotion, as users run it, 10 of them would fit the numbers.
+    with (
+        jax.numpy_rank_promotion("allow"),
+        pytest.raises(ValueError, match=rf"{name} has shape \({length},\)"),
+    ):
+        TAKERS[name](jnp.ones(length))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "name, call",
+    [
+        ("delta", TAKERS["delta"]),
+        ("base", TAKERS["base"]),
+        ("alpha", TAKERS["alpha"]),
+        ("z_loss", lambda x: cross_entropy(LOGITS, LABELS, z_loss=x)),
+        *(
+            (name, partial(lambda name, x: fused(**{name: x}), name))
+            for name in ("soft_cap", "logit_scale")
+        ),
+    ],
+)
+def test_what_is_not_finite(name, call, value, unhooked):
+    with pytest.raises(ValueError, match=rf"{name} must be .*finite.* not {value}"):
+        call(value)
+
+
+def fused(labels=LABELS, **options):
+    hidden, kernel = jnp.ones((2, 3, 4)), jnp.ones((4, 14))
+    return stats_from_hidden(hidden, kernel, labels, VOCAB, **options)
+
+
+def test_a_scalar_array_is_a_soft_cap(unhooked):
+    capped = fused(soft_cap=jnp.float32(3.0))
+    assert (capped.lse == fused(soft_cap=3.0).lse).all()
+
+
+@pytest.mark.parametrize(
+    "loss", [cross_entropy, *(partial(x, vocab=VOCAB) for x in (ntl_huber, raft, ntil))]
+)
+def test_lists_are_no_arrays(loss, unhooked):
+    with pytest.raises(TypeError, match=r"labels must be a JAX .* not list: take jnp"):
+        loss(LOGITS, labels=LABELS.tolist())
+    with pytest.raises(TypeError, match=r"logits must be a JAX .* not list: take jnp"):
+        loss(LOGITS.tolist(), labels=LABELS)
+
+
+def test_lists_of_labels_and_segments(unhooked):
+    with pytest.raises(TypeError, match=r"labels must be a JAX .* not list"):
+        gaussian_targets(LABELS.tolist(), VOCAB)
+    with pytest.raises(TypeError, match=r"labels must be a JAX .* not list"):
+        place_weights(LABELS.tolist(), VOCAB)
+    with pytest.raises(TypeError, match=r"labels must be a JAX .* not list"):
+        fused(LABELS.tolist())
+    with pytest.raises(TypeError, match=r"segment_ids must be a JAX .* not list"):
+        place_weights(LABELS, VOCAB, segment_ids=[[0, 0, 0], [0, 0, 0]])
+
+
+@pytest.mark.parametrize("loss", [number_level_loss, digit_entropy, ntil, raft])
+@pytest.mark.parametrize("rows, length", [(0, 3), (2, 0)])
+def test_rows_of_nothing(loss, rows, length):
+    logits, labels = jnp.zeros((rows, length, 14)), jnp.zeros((rows, length), int)
+    total = partial(loss, labels=labels, vocab=VOCAB, reduction="mean")
+    value, gradient = jax.value_and_grad(total)(logits)
+    assert value == 0 and gradient.shape == logits.shape
+
+
+@pytest.mark.parametrize("rows, length", [(0, 3), (2, 0)])
+def test_an_objective_of_rows_of_nothing(rows, length):
+    labels = jnp.zeros((rows, length), int)
+    hidden, kernel = jnp.zeros((rows, length, 4)), jnp.ones((4, 14))
+    objective = Objective(number_level=0.1, raft=0.1)
+    terms = objective(stats_from_logits(hidden @ kernel, labels, VOCAB), labels, VOCAB)
+    assert objective.total(terms) == 0
+
+    def total(hidden, kernel):
+        return objective_from_hidden(objective, hidden, kernel, labels, VOCAB)[0]
+
+    value, (_, gradient) = jax.value_and_grad(total, (0, 1))(hidden, kernel)
+    assert value == 0 and not gradient.any()
+
+
+@pytest.mark.parametrize("counts", [{}, {"ce": 4.0}])
+def test_counts_of_another_objective(counts, unhooked):
+    objective = Objective()
+    terms = objective(stats_from_logits(LOGITS, LABELS, VOCAB), LABELS, VOCAB)
+    with pytest.raises(ValueError, match=r"was missing among (ce|none): terms and"):
+        objective.total(terms, counts)
+
+
+def test_a_coefficient_is_a_scalar(unhooked):
+    objective = Objective(ce=jnp.ones(3))
+    terms = objective(stats_from_logits(LOGITS, LABELS, VOCAB), LABELS, VOCAB)
+    with pytest.raises(ValueError, match=r"ce has shape \(3,\), not \(\): vmap over"):
+        objective.total(terms)
+
+
+def test_plain_numbers_are_counts(unhooked):
+    objective, hidden = Objective(), jnp.ones((2, 3, 4))
+    common = objective, hidden, jnp.ones((4, 14)), LABELS, VOCAB
+    plain, _ = objective_from_hidden(*common, counts={"ce": 5, "was": 3.0})
+    assert plain == objective_from_hidden(*common)[0]
+
+
+def test_integer_logits_of_a_head(unhooked):
+    with pytest.raises(TypeError, match=r"logits_dtype must be floating .* not int8"):
+        fused(logits_dtype="int8")
+
+
+def test_a_swept_temperature_of_0_has_a_gradient():
+    # 0 is the label alone, and so is what lies below it, which nobody sees traced.
+    def total(tau):
+        return dist2(LOGITS, LABELS, VOCAB, tau=tau, reduction="mean")
+
+    values, gradients = jax.vmap(jax.value_and_grad(total))(jnp.array([0.0, -1.0, 1.0]))
+    assert jnp.isfinite(gradients).all() and gradients[2] < 0
+    assert jnp.allclose(values[:2], total(0.0), rtol=1e-6)
