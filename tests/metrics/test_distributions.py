@@ -68,6 +68,16 @@ def test_calibration_error_agrees_with_a_loop_over_bins(scale):
         assert found == pytest.approx(expected)
 
 
+def test_bins_hold_their_upper_edge_and_errors_of_two_bins_do_not_cancel():
+    q = np.zeros((2, 20))
+    q[0], q[1] = 0.05, 0.9 / 19
+    q[1, 3] = 0.1  # likeliest, and wrong; of the first row token 0, and right
+    scores = number_token_scores(np.log(q), np.array([0, 5]), bins=20)
+    assert scores.calibration_error == pytest.approx(0.5 * 0.95 + 0.5 * 0.1)
+    one = number_token_scores(np.log(q), np.array([0, 5]), bins=1)
+    assert one.calibration_error == pytest.approx(0.5 * 0.95 - 0.5 * 0.1)
+
+
 def test_a_model_that_knows_how_sure_it_is_has_no_calibration_error():
     logits, _, _ = _random(2, 40_000, 4, scale=1.5)
     q = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
