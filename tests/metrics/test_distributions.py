@@ -68,14 +68,14 @@ def test_calibration_error_agrees_with_a_loop_over_bins(scale):
         assert found == pytest.approx(expected)
 
 
-def test_bins_hold_their_upper_edge_and_errors_of_two_bins_do_not_cancel():
-    q = np.zeros((2, 20))
-    q[0], q[1] = 0.05, 0.9 / 19
-    q[1, 3] = 0.1  # likeliest, and wrong; of the first row token 0, and right
-    scores = number_token_scores(np.log(q), np.array([0, 5]), bins=20)
-    assert scores.calibration_error == pytest.approx(0.5 * 0.95 + 0.5 * 0.1)
-    one = number_token_scores(np.log(q), np.array([0, 5]), bins=1)
-    assert one.calibration_error == pytest.approx(0.5 * 0.95 - 0.5 * 0.1)
+def test_errors_of_two_bins_do_not_cancel():
+    q = np.full((2, 25), 0.04)  # of the first row token 0 is likeliest, and right
+    q[1], q[1, 3] = 0.91 / 24, 0.09  # likeliest, and wrong
+    arrays = np.log(q), np.array([0, 5])
+    apart = number_token_scores(*arrays, bins=20).calibration_error
+    assert apart == pytest.approx(0.5 * 0.96 + 0.5 * 0.09)
+    together = number_token_scores(*arrays, bins=10).calibration_error
+    assert together == pytest.approx(0.5 * 0.96 - 0.5 * 0.09)
 
 
 def test_a_model_that_knows_how_sure_it_is_has_no_calibration_error():
