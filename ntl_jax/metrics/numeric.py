@@ -85,8 +85,8 @@ def pair_scores(pairs: NumberPairs, *, unparsable_as: float | None = None) -> Sc
         unparsable_as: another answer that unreadable predictions count as, 0 say.
 
     Returns:
-        The scores; None, never NaN, where one is undefined: too few pairs, or
-        correlation and R2 of constant numbers.
+        The scores; None, never NaN, where one is undefined: too few pairs (the paper's
+        code gives a correlation of 0), or correlation and R2 of constant numbers.
 
     Source: *Regress, Don't Guess* (ICML 2025), section on evaluation.
     """
