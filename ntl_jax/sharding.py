@@ -132,6 +132,7 @@ def param_shardings(config: Any, params: Any, mesh: Mesh) -> Any:
     if problems:
         raise ValueError(
             "these parameters cannot be laid out on the mesh; change the rules or the "
-            "mesh:\n  " + "\n  ".join(problems)
+            "mesh, or pad an odd vocabulary by config.pad_vocab():\n  "
+            + "\n  ".join(problems)
         )
     return shardings

@@ -98,7 +98,7 @@ def test_rules_match_every_leaf_once(name):
         shapes = jax.eval_shape(partial(init_params, config), jax.random.key(0))
         return param_shardings(config, shapes, mesh)
 
-    with pytest.raises(ValueError, match="50257 does not divide over the 2 devices"):
+    with pytest.raises(ValueError, match=r"pad_vocab(.|\n)*50257 does not divide"):
         shardings(config)
     specs = {s.spec for s in jax.tree.leaves(shardings(config.pad_vocab()))}
     assert PartitionSpec(None, "fsdp", None, "tensor") in specs
