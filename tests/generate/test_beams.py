@@ -71,7 +71,8 @@ def test_stopping_rules_and_length_penalties_equal_transformers(early_stopping):
 
 def test_stopping_rules_and_penalties_matter():
     answers = {}
-    for rule, penalty in [(False, 1.0), (True, 1.0), ("never", 1.0), (False, -1.0)]:
+    options = [(False, 1.0), (True, 1.0), (False, -1.0), (False, 2.0), ("never", 2.0)]
+    for rule, penalty in options:
         tokens = [
             search(
                 *ours(lively_t5("v1_1", seed)),
@@ -79,10 +80,10 @@ def test_stopping_rules_and_penalties_matter():
                 early_stopping=rule,
                 length_penalty=penalty,
             ).tokens
-            for seed in range(6)
+            for seed in range(12)
         ]
-        answers[rule, penalty] = np.concatenate(tokens).tobytes()
-    assert len(set(answers.values())) >= 3
+        answers[np.concatenate(tokens).tobytes()] = rule, penalty
+    assert len(answers) == len(options), answers.values()
 
 
 @pytest.mark.parametrize("beams", [2, 7])
