@@ -22,53 +22,48 @@ are read once. Decoding lives here."""
 _SMALLEST_TILE = 8
 
 
-def run_experts(
+def local_experts(
     x: Float[Array, "B T D"],
     weights: Float32[Array, "B T A"],
     chosen: Int[Array, "B T A"],
     gate_up: Float[Array, "E 2 F D"],
     down: Float[Array, "E D F"],
 ) -> Float[Array, "B T D"]:
-    """What each token's experts make of it, summed with weights.
+    """What each token's experts make of it, summed with weights, on one device.
 
-    sum_a weights[b, t, a] * down_e (silu(gate_e x) * up_e x), e = chosen[b, t, a]
-
-    Args:
-        x: tokens.
-        weights: of each token's experts.
-        chosen: the numbers of each token's experts, all different.
-        gate_up: the experts' two input matrices, in `x`'s dtype.
-        down: their output matrices.
-
-    Returns:
-        [B, T, D] in `x`'s dtype, summed in float32.
+    Arguments and result are those of `experts_partition.run_experts`.
     """
     few = x.shape[0] * x.shape[1] <= FEW_TOKENS
-    run = _all_experts if few else _chosen_experts
+    run = all_experts if few else chosen_experts
     flat = [y.reshape(-1, y.shape[-1]) for y in (x, weights, chosen)]
     return run(flat[0], flat[1], flat[2], gate_up, down).reshape(x.shape)
 
 
-def _all_experts(x, weights, chosen, gate_up, down):
-    experts = len(down)
-    visited = jax.nn.one_hot(chosen, experts, dtype=jnp.float32)  # [N, A, E]
+def all_experts(x, weights, chosen, gate_up, down) -> Float[Array, "N D"]:
+    """All experts on all tokens; those that a token has not chosen weigh nothing."""
+    visited = jax.nn.one_hot(chosen, len(down), dtype=jnp.float32)  # [N, A, E]
     shares = jnp.sum(visited * weights[..., None], axis=1)  # [N, E]
     hidden = jnp.einsum("nd,ecfd->cenf", x, gate_up)
-    hidden = jax.nn.silu(hidden[0]) * hidden[1]  # [E, N, F]
-    out = jnp.einsum("enf,edf->end", hidden, down).astype(jnp.float32)
-    return jnp.sum(out * shares.T[..., None], axis=0).astype(x.dtype)
+    hidden = _activate(hidden[0], hidden[1], shares.T[..., None])  # [E, N, F]
+    return jnp.einsum("enf,edf->nd", hidden, down)
 
 
-def _chosen_experts(x, weights, chosen, gate_up, down):
+def chosen_experts(x, weights, chosen, gate_up, down) -> Float[Array, "N D"]:
+    """Every expert on the tokens that have chosen it."""
     experts, visits = len(down), chosen.shape[1]
     layout = lay_out(chosen, experts)
-    rows = _spread(visits, x, layout)  # [P, D]
+    rows = spread(visits, x, layout)  # [P, D]
     hidden = grouped_matmul(rows, gate_up.reshape(experts, -1, x.shape[1]), layout)
     gate, up = jnp.split(hidden, 2, axis=1)
-    out = grouped_matmul(jax.nn.silu(gate) * up, down, layout)  # [P, D]
-    shares = _spread(1, weights.reshape(-1, 1), layout)  # [P, 1]
-    out = out.astype(jnp.float32) * jnp.broadcast_to(shares, out.shape)
-    return _collect(visits, out, layout).astype(x.dtype)
+    hidden = _activate(gate, up, spread(1, weights.reshape(-1, 1), layout))  # [P, F]
+    return collect(visits, grouped_matmul(hidden, down, layout), layout)
+
+
+def _activate(gate, up, shares) -> Array:
+    # Weighted before the last product, not after: a token's experts are then summed
+    # as they come, and the gradient does without the last product's result.
+    weighted = up.astype(jnp.float32) * jnp.broadcast_to(shares, up.shape)
+    return (jax.nn.silu(gate.astype(jnp.float32)) * weighted).astype(gate.dtype)
 
 
 class Layout(NamedTuple):
@@ -128,18 +123,26 @@ def _pick(x: Array, index: Int32[Array, "..."]) -> Array:
     return jnp.take(x, index, axis=0, mode="clip")
 
 
+def spread(share: int, x: Float[Array, "N D"], layout: Layout) -> Float[Array, "P D"]:
+    """Row n of `x` to the rows of its visits n * share, ..., n * share + share - 1."""
+    return _spread(share, x, layout)
+
+
+def collect(share: int, y: Float[Array, "P D"], layout: Layout) -> Float[Array, "N D"]:
+    """The sum of the rows of each `share` visits, in float32."""
+    return _collect(share, y, layout)
+
+
 # Rows are copied in and added up by reading only: a read's own gradient would add into
 # rows in whatever order threads come, and each of the two is the other's gradient.
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _spread(share: int, x: Float[Array, "N D"], layout: Layout) -> Float[Array, "P D"]:
-    """Row n of `x` to the rows of its visits n * share, ..., n * share + share - 1."""
+def _spread(share, x, layout):
     rows = _pick(x, layout.visit // share)
     return jnp.where(layout.filled[:, None], rows, jnp.zeros_like(rows))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _collect(share: int, y: Float[Array, "P D"], layout: Layout) -> Float[Array, "N D"]:
-    """The sum of the rows of each `share` visits."""
+def _collect(share, y, layout):
     rows = _pick(y, layout.row).reshape(-1, share, y.shape[1])
     return jnp.sum(rows.astype(jnp.float32), axis=1).astype(y.dtype)
 

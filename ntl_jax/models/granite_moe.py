@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32
 
 from ntl_jax.models.attention import Mask
-from ntl_jax.models.experts import run_experts
+from ntl_jax.models.experts_partition import run_experts
 from ntl_jax.models.granite_config import GraniteConfig
 from ntl_jax.models.layers import Linear, RMSNorm, einsum_float32
 

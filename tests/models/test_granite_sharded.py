@@ -30,7 +30,7 @@ DENSE = GraniteConfig(
     num_hidden_layers=2,
     num_attention_heads=8,
     num_key_value_heads=2,
-    max_position_embeddings=64,
+    max_position_embeddings=160,
     attention_multiplier=0.3,
     embedding_multiplier=3.0,
     residual_multiplier=0.6,
@@ -55,8 +55,8 @@ CONFIGS = {
         attention_dropout=0.2,
     ),
 }
-# Rows of 16 are few tokens on each of eight devices; of 48, many on one.
-LENGTHS = {"dense": [16], "biased": [16], "experts": [16, 48]}
+# Eight rows of 16 are few tokens, see `FEW_TOKENS`; one of 160 is more than a few.
+LENGTHS = {"dense": [16], "biased": [16], "experts": [16, 160]}
 MESHES = [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)]
 
 
