@@ -289,3 +289,12 @@ def test_an_unknown_mode_and_tokens_of_two_digits_are_named(unhooked):
         number_level_loss(logits, labels, vocab)
     with pytest.raises(ValueError, match="not 'exact'"):
         number_level_loss(logits, labels, vocab, mode="exact")
+
+
+def test_a_number_far_behind_its_first_digit_counts_in_log_space():
+    # 7 where 3 is said, behind nineteen zeros: log 8 - log 4.
+    labels = encode("0" * 19 + "7")
+    said = encode("0" * 19 + "3")
+    logits = 1e4 * jax.nn.one_hot(said, COLUMNS, dtype=jnp.float32)
+    loss = number_level_loss(logits, labels, VOCAB, log_space=True, reduction="sum")
+    assert float(loss) == pytest.approx(np.log(2), rel=1e-5)

@@ -121,7 +121,7 @@ def test_impossible_options_are_named(unhooked):
     labels = encode("1")
     with pytest.raises(ValueError, match="not 'square'"):
         place_weights(labels, VOCAB, form="square")
-    with pytest.raises(ValueError, match=r"positive, not -1\.0"):
+    with pytest.raises(ValueError, match=r"positive and finite, not -1\.0"):
         place_weights(labels, VOCAB, base=-1.0)
     with pytest.raises(ValueError, match=r"at least 1, not 0\.5"):
         place_weights(labels, VOCAB, form="linear", base=0.5)
