@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from ntl_jax.generate import beam_search, generate, greedy
 from ntl_jax.generate.programs import by_beams
 from ntl_jax.models import T5Config, init_params
+from ntl_jax.sharding import batch_sharding, make_mesh, param_shardings
 from tests.generate.answers import (
     END,
     NEW_TOKENS,
@@ -169,6 +170,18 @@ def test_sharded_batch_gives_the_same_tokens():
     assert len(got.tokens.sharding.device_set) == 8
     assert np.array_equal(got.tokens, want.tokens)
     np.testing.assert_allclose(got.scores, want.scores, rtol=SCORE_TOLERANCE)
+
+
+def test_sharded_parameters_give_the_same_tokens():
+    params, data = small_params(), batch(rows=8)
+    mesh = make_mesh(2, 2, 2)
+    spread = jax.device_put(params, param_shardings(CONFIG, params, mesh))
+    data_there = jax.device_put(data, batch_sharding(mesh))
+    for beams in (1, 4):
+        want = search(CONFIG, params, data, num_beams=beams)
+        got = search(CONFIG, spread, data_there, num_beams=beams)
+        assert np.array_equal(got.tokens, want.tokens)
+        np.testing.assert_allclose(got.scores, want.scores, rtol=SCORE_TOLERANCE)
 
 
 def test_one_program_serves_every_batch_and_penalty():
