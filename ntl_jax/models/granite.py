@@ -218,7 +218,7 @@ class Granite(nnx.Module):
                 `max_position_embeddings`.
         """
         drop = Dropout(self.config.attention_dropout, dropout_key, row_offset)
-        return self._read(input_ids, attention_mask, segment_ids, drop)[0]
+        return self._read(input_ids, attention_mask, segment_ids, drop, False)[0]
 
     def hidden_and_router_loss(
         self,
@@ -248,7 +248,7 @@ class Granite(nnx.Module):
                 "num_local_experts is 0: a dense model has no routers; call hidden"
             )
         drop = Dropout(self.config.attention_dropout, dropout_key, row_offset)
-        x, sums = self._read(input_ids, attention_mask, segment_ids, drop)
+        x, sums = self._read(input_ids, attention_mask, segment_ids, drop, True)
         return x, router_loss(sums)
 
     @jax.named_scope("head")
@@ -334,8 +334,8 @@ class Granite(nnx.Module):
         x, keys, values = self._run(step, carry)
         return self._finish(x), cache.advanced(keys, values)
 
-    def _read(self, input_ids, attention_mask, segment_ids, drop: Dropout):
-        """Hidden states ready for the head, and sums for the routers' loss."""
+    def _read(self, input_ids, attention_mask, segment_ids, drop, with_sums: bool):
+        """Hidden states ready for the head, and sums for the routers' loss or none."""
         self._check(input_ids, 0, attention_mask, segment_ids)
         length, visits = input_ids.shape[1], self.config.num_experts_per_tok
         mask = causal_mask(length, attention_mask, segment_ids)
@@ -346,7 +346,7 @@ class Granite(nnx.Module):
             x, sums = carry
             projected = layer.attention.project(x, rotation)
             x, scores = layer.finish(x, *projected, mask, drop._replace(layer=index))
-            if scores is not None:
+            if with_sums:
                 sums = add_router_sums(sums, scores, visits, attention_mask)
             return x, sums
 
