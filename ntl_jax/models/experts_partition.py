@@ -3,6 +3,10 @@
 Tokens are sorted by expert, and XLA's partitioner splits no sort: left alone it hands
 every device the whole batch. `custom_partitioning` tells it instead that rows do not
 meet, that an expert's units may be cut, and what is summed over which devices.
+
+The compiler for TPUs does not take `custom_partitioning` (jax 0.10): there XLA splits
+what it can, the result is the same, and data-parallel devices repeat each other's
+experts.
 """
 
 import jax
@@ -133,7 +137,7 @@ def _partitioned(run, partition, rule: str):
 
     @custom_vmap
     def call(*operands):
-        return whole(*operands)
+        return jax.lax.platform_dependent(*operands, tpu=run, default=whole)
 
     @call.def_vmap
     def _(size, in_batched, *operands):

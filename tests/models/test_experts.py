@@ -183,8 +183,8 @@ def test_each_platform_is_given_its_own_product():
     assert ragged("cuda") == ragged("cpu") == 0
 
 
-def flops(run, *arguments, **options):
-    compiled = jax.jit(run, **options).lower(*arguments).compile()
+def flops(run, *arguments):
+    compiled = jax.jit(run).lower(*arguments).compile()
     return compiled.cost_analysis()["flops"]
 
 
@@ -235,6 +235,18 @@ def test_eight_devices_share_the_work():
     mesh = make_mesh(8)
     assert flops(value_and_gradients, *placed(mesh, given)) < 0.2 * alone
     assert flops(value_and_gradients, *placed(make_mesh(2, 2, 2), given)) < 0.2 * alone
+
+
+def test_tpus_are_given_no_custom_partitioning():
+    """Their compiler refuses it."""
+    given = placed(make_mesh(8), with_rows(operands(64, 5, 2), 8))
+    traced = jax.jit(value_and_gradients).trace(*given)
+    texts = [
+        traced.lower(lowering_platforms=(platform,)).as_text()
+        for platform in ("tpu", "cuda")
+    ]
+    assert "CustomSPMDPartitioning" not in texts[0]
+    assert "CustomSPMDPartitioning" in texts[1]
 
 
 def test_bfloat16_is_close():
