@@ -36,6 +36,7 @@ def torch_answers(model, data, *, end=END, pad=PAD, new_tokens=NEW_TOKENS, **opt
     """
     import torch
 
+    torch.set_num_threads(1)  # threads wait for each other longer than they compute
     inputs = {k: torch.from_numpy(v).long() for k, v in data.items() if k != "labels"}
     options = {"do_sample": False, "max_new_tokens": new_tokens} | options
     out = model.generate(

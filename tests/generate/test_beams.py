@@ -40,7 +40,7 @@ def small_params(seed=0):
 def test_tokens_and_scores_equal_transformers():
     ended, full, differed = 0, 0, 0
     for seed in range(20):
-        kind = "v1_0" if seed < 3 else "v1_1"
+        kind = "v1_0" if seed % 6 == 0 else "v1_1"
         model, data = lively_t5(kind, seed), batch(seed, rows=4)
         config, params = ours(model)
         want, scores = torch_answers(model, data, num_beams=4)

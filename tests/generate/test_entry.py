@@ -1,5 +1,7 @@
 """`generate`: what it returns on request, and what it refuses."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from ntl_jax.generate import (
     number_distributions,
     sample,
 )
+from ntl_jax.generate.ending import Ending
 from ntl_jax.models import T5Config, bind, init_params
 from tests.generate.answers import SMALLER, inputs_of
 from tests.tiny_t5 import batch
@@ -92,6 +95,15 @@ def test_generate_is_the_three_ways(params):
     assert np.array_equal(got.tokens, drawn)
     ways = {plain.tobytes(), beams.tobytes(), drawn.tobytes()}
     assert len(ways) == 3
+
+
+def test_a_model_without_an_end_token_writes_to_the_last():
+    endless = SimpleNamespace(eos_token_id=None, pad_token_id=None, vocab_size=50)
+    ending = Ending.of(endless, T, 3)
+    assert ending.pad == 0
+    logits = jnp.zeros((2, 50))
+    assert np.array_equal(ending.held_off(logits, jnp.int32(0)), logits)
+    assert not (jnp.argmax(logits, axis=-1) == ending.token).any()
 
 
 def test_the_least_length_of_greedy_answers(params):

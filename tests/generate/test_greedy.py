@@ -39,6 +39,7 @@ def generate(config, params, data, **options):
 def generate_torch(model, data):
     import torch
 
+    torch.set_num_threads(1)  # threads wait for each other longer than they compute
     tokens = model.generate(
         torch.from_numpy(data["input_ids"]).long(),
         attention_mask=torch.from_numpy(data["attention_mask"]).long(),
@@ -60,7 +61,7 @@ def lively(kind, seed):
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_equal_transformers(kind):
     ended, seen, differed = 0, set(), 0
-    for seed in range(8):
+    for seed in range(10):
         model, data = lively(kind, seed), batch(seed, rows=4)
         config, params = ours(model)
         want, got = generate_torch(model, data), generate(config, params, data)
