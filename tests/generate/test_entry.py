@@ -147,3 +147,19 @@ def test_the_least_length_of_greedy_answers(params):
 def test_refusals(params, options, message):
     with pytest.raises(ValueError, match=message):
         run(params, **options)
+
+
+@pytest.mark.parametrize("way", [greedy, beam_search])
+def test_many_models_answer_as_one_program(way):
+    keys = jax.random.split(jax.random.key(0), 3)
+    many = jax.vmap(lambda key: init_params(CONFIG, key))(keys)
+    data = inputs_of(batch(rows=4))
+
+    def answer(params):
+        return way(CONFIG, params, **data, max_new_tokens=T)
+
+    together = jax.jit(jax.vmap(answer))(many)
+    for number in range(3):
+        one = jax.tree.map(lambda leaf, i=number: leaf[i], many)
+        assert np.array_equal(together[number], answer(one))
+    assert not np.array_equal(together[0], together[1])
