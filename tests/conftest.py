@@ -1,5 +1,6 @@
 """Strict JAX flags, eight simulated CPU devices, and where the raw data lies."""
 
+import gc
 import os
 import pathlib
 
@@ -26,6 +27,23 @@ collect_ignore_glob = [
     "parity/torch_formulas.py",
     "parity/torch_losses.py",
 ]
+
+
+MAPS = pathlib.Path("/proc/self/maps")
+MOST_MAPS = 20_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _room_for_programs():
+    """Drops compiled programs before the kernel's limit on memory maps ends the tests.
+
+    Every program takes several of the 65,530 maps that Linux gives a process; where
+    they run out, the compiler aborts it.
+    """
+    yield
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
