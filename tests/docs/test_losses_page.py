@@ -19,11 +19,14 @@ COMMON = {"logits", "labels", "stats", "vocab", "weights", "reduction", "ignore_
 
 
 def names_of(module):
-    """What a module offers, but for its submodules and types."""
+    """What a module offers, but for its submodules, types and what it borrows."""
+    borrowed = "ntl_jax.losses.scalars"
     return [
         name
         for name, value in vars(module).items()
-        if not name.startswith("_") and inspect.isfunction(value)
+        if not name.startswith("_")
+        and inspect.isfunction(value)
+        and value.__module__ != borrowed
     ]
 
 
