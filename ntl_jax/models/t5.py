@@ -164,8 +164,8 @@ class Stack(nnx.Module):
         )
 
 
-class T5(nnx.Module):
-    """The encoder-decoder with its language-model head."""
+class T5Body(nnx.Module):
+    """Table, encoder and decoder: all of a T5 but what stands on its decoder."""
 
     def __init__(self, config: T5Config, rngs: nnx.Rngs):
         self.config = config
@@ -173,8 +173,96 @@ class T5(nnx.Module):
         self.shared = Embedding(*shape, std=factor, rngs=rngs)
         self.encoder = Stack(config, EncoderLayer, config.num_layers, rngs)
         self.decoder = Stack(config, DecoderLayer, config.num_decoder_layers, rngs)
+
+    def embed(self, ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """What both stacks read in the place of tokens."""
+        return self.shared(ids, self.config.dtype)
+
+    def encode(
+        self,
+        input_ids: Int[Array, "B S"],
+        attention_mask: Mask | None = None,
+        drop: Dropout = NO_DROPOUT,
+    ) -> Float[Array, "B S D"]:
+        """The encoder's output for source tokens."""
+        if input_ids.ndim != 2:
+            raise ValueError(
+                f"input_ids must be [B, S]; their shape is {input_ids.shape}"
+            )
+        if attention_mask is not None and attention_mask.shape != input_ids.shape:
+            raise ValueError(
+                f"attention_mask {attention_mask.shape} must have the shape of "
+                f"input_ids {input_ids.shape}"
+            )
+        return self.encode_embedded(self.embed(input_ids), attention_mask, drop)
+
+    @jax.named_scope("encoder")
+    def encode_embedded(
+        self,
+        embedded: Float[Array, "B S D"],
+        attention_mask: Mask | None = None,
+        drop: Dropout = NO_DROPOUT,
+    ) -> Float[Array, "B S D"]:
+        """The encoder's output for embedded source tokens."""
+        places = jnp.arange(embedded.shape[1], dtype=jnp.int32)
+        biases = (self.encoder.relative_bias(places, places), *hide(attention_mask))
+        x = drop(embedded, _EMBEDDED)
+
+        def step(layer, index, x):
+            return layer(x, biases, drop._replace(layer=index))
+
+        x = self._run(self.encoder.layers, self.config.num_layers, step, x)
+        return drop(self.encoder.final_norm(x), _FINAL)
+
+    @jax.named_scope("decoder")
+    def decode_embedded(
+        self,
+        embedded: Float[Array, "B T D"],
+        encoded: Float[Array, "B S D"],
+        attention_mask: Mask | None = None,
+        drop: Dropout = NO_DROPOUT,
+    ) -> Float[Array, "B T D"]:
+        """The decoder's output for embedded target tokens; later ones are not seen.
+
+        Args:
+            embedded: target tokens moved one to the right, embedded.
+            encoded: the encoder's output.
+            attention_mask: of the source, as `encode`'s.
+            drop: the same dropout as the encoder's; its masks here are others.
+
+        Returns:
+            [B, T, D] in the config's dtype, as `finish` leaves it.
+        """
+        drop = drop.after(_DECODER_SITES)
+        places = jnp.arange(embedded.shape[1], dtype=jnp.int32)
+        biases = (self.decoder.relative_bias(places, places),)
+        x = drop(embedded, _EMBEDDED)
+
+        def step(layer, index, x):
+            source = layer.cross_attention.project(encoded)
+            at_layer = drop._replace(layer=index)
+            return layer(x, biases, source, hide(attention_mask), at_layer)
+
+        x = self._run(self.decoder.layers, self.config.num_decoder_layers, step, x)
+        return self.finish(x, drop)
+
+    def finish(self, x, drop: Dropout = NO_DROPOUT) -> Float[Array, "B T D"]:
+        """What the last decoder layer gave, ready for what stands on it."""
+        return drop(self.decoder.final_norm(x), _FINAL)
+
+    def _run(self, layers, count, step, carry):
+        unroll, remat = self.config.unroll_layers, self.config.remat
+        return run_layers(layers, count, step, carry, unroll=unroll, remat=remat)
+
+
+class T5(T5Body):
+    """The encoder-decoder with its language-model head."""
+
+    def __init__(self, config: T5Config, rngs: nnx.Rngs):
+        super().__init__(config, rngs)
         if not config.tie_word_embeddings:
-            self.lm_head = Linear(*reversed(shape), std=factor, rngs=rngs)
+            shape = (config.d_model, config.vocab_size)
+            self.lm_head = Linear(*shape, std=config.initializer_factor, rngs=rngs)
 
     def __call__(
         self,
@@ -182,6 +270,8 @@ class T5(nnx.Module):
         decoder_input_ids: Int[Array, "B T"],
         *,
         attention_mask: Mask | None = None,
+        segment_ids: Int[Array, "B S"] | None = None,
+        target_segment_ids: Int[Array, "B T"] | None = None,
         dropout_key: Key[Array, ""] | None = None,
         row_offset: RowOffset = 0,
     ) -> Float32[Array, "B T V"]:
@@ -190,6 +280,8 @@ class T5(nnx.Module):
             input_ids,
             decoder_input_ids,
             attention_mask=attention_mask,
+            segment_ids=segment_ids,
+            target_segment_ids=target_segment_ids,
             dropout_key=dropout_key,
             row_offset=row_offset,
         )
@@ -201,6 +293,8 @@ class T5(nnx.Module):
         decoder_input_ids: Int[Array, "B T"],
         *,
         attention_mask: Mask | None = None,
+        segment_ids: Int[Array, "B S"] | None = None,
+        target_segment_ids: Int[Array, "B T"] | None = None,
         dropout_key: Key[Array, ""] | None = None,
         row_offset: RowOffset = 0,
     ) -> Float[Array, "B T D"]:
@@ -211,6 +305,10 @@ class T5(nnx.Module):
             decoder_input_ids: target tokens moved one to the right (`shift_right`).
             attention_mask: true or non-zero where a source token is to be seen; None
                 sees them all. The target needs none: later tokens are never seen.
+            segment_ids: equal, side by side, where source tokens belong together, in
+                rows that hold several texts: each sees itself alone.
+            target_segment_ids: the same of the target, which sees the source of its
+                own segment. Both or neither.
             dropout_key: a threefry key of this step; None means no dropout.
             row_offset: see `dropout`; for batches that come in parts.
 
@@ -222,10 +320,15 @@ class T5(nnx.Module):
                 f"input_ids {input_ids.shape} and decoder_input_ids "
                 f"{decoder_input_ids.shape} must be [B, S] and [B, T] with one B"
             )
+        check_segments(segment_ids, input_ids, target_segment_ids, decoder_input_ids)
         drop = Dropout(self.config.dropout_rate, dropout_key, row_offset)
-        encoded = self.encode(input_ids, attention_mask, drop)
+        encoded = self.encode(input_ids, attention_mask, drop, segment_ids)
         drop = drop.after(_DECODER_SITES)
-        return self._decode(decoder_input_ids, encoded, attention_mask, drop)
+        segments = target_segment_ids, segment_ids
+        source_biases = hide(attention_mask, *segments)
+        return self._decode(
+            decoder_input_ids, encoded, source_biases, drop, target_segment_ids
+        )
 
     @jax.named_scope("head")
     def logits(self, hidden: Float[Array, "B T D"]) -> Float32[Array, "B T V"]:
@@ -243,63 +346,40 @@ class T5(nnx.Module):
             return self.shared.embedding[...].T
         return self.lm_head.kernel[...]
 
-    @jax.named_scope("encoder")
-    def encode(
-        self,
-        input_ids: Int[Array, "B S"],
-        attention_mask: Mask | None = None,
-        drop: Dropout = NO_DROPOUT,
-    ) -> Float[Array, "B S D"]:
-        """The encoder's output for source tokens."""
-        if input_ids.ndim != 2:
-            raise ValueError(
-                f"input_ids must be [B, S]; their shape is {input_ids.shape}"
-            )
-        if attention_mask is not None and attention_mask.shape != input_ids.shape:
-            raise ValueError(
-                f"attention_mask {attention_mask.shape} must have the shape of "
-                f"input_ids {input_ids.shape}"
-            )
-        places = jnp.arange(input_ids.shape[1], dtype=jnp.int32)
-        biases = (self.encoder.relative_bias(places, places), *hide(attention_mask))
-        x = drop(self.shared(input_ids, self.config.dtype), _EMBEDDED)
-
-        def step(layer, index, x):
-            return layer(x, biases, drop._replace(layer=index))
-
-        x = self._run(self.encoder.layers, self.config.num_layers, step, x)
-        return drop(self.encoder.final_norm(x), _FINAL)
-
-    @jax.named_scope("decoder")
-    def _decode(self, decoder_input_ids, encoded, attention_mask, drop):
-        places = jnp.arange(decoder_input_ids.shape[1], dtype=jnp.int32)
-        biases = (self.decoder.relative_bias(places, places),)
-        x = drop(self.shared(decoder_input_ids, self.config.dtype), _EMBEDDED)
-
-        def step(layer, index, x):
-            source = layer.cross_attention.project(encoded)
-            at_layer = drop._replace(layer=index)
-            return layer(x, biases, source, hide(attention_mask), at_layer)
-
-        x = self._run(self.decoder.layers, self.config.num_decoder_layers, step, x)
-        return self.finish(x, drop)
-
     def finish(self, x, drop: Dropout = NO_DROPOUT) -> Float[Array, "B T D"]:
         """What the last decoder layer gave, ready for the head."""
-        x = drop(self.decoder.final_norm(x), _FINAL)
+        x = super().finish(x, drop)
         if self.config.scale_decoder_outputs:
             # In float32: a factor rounded to bfloat16 would be off by up to 0.2%.
             x = (x.astype(jnp.float32) * self.config.d_model**-0.5).astype(x.dtype)
         return x
 
-    def _run(self, layers, count, step, carry):
-        unroll, remat = self.config.unroll_layers, self.config.remat
-        return run_layers(layers, count, step, carry, unroll=unroll, remat=remat)
 
-
-def hide(attention_mask) -> tuple[Float32[Array, "B 1 1 S"], ...]:
-    """What to add to scores so that masked source tokens are not seen."""
-    if attention_mask is None:
+def hide(
+    attention_mask: Mask | None,
+    query_segments: Int[Array, "B T"] | None = None,
+    key_segments: Int[Array, "B S"] | None = None,
+) -> tuple[Float32[Array, "B 1 #T S"], ...]:
+    """What to add to scores so that padding and other segments are not seen."""
+    if attention_mask is None and query_segments is None:
         return ()
-    seen = attention_mask.astype(bool)[:, None, None, :]  # [B, 1, 1, S]
+    seen = jnp.bool_(True)
+    if attention_mask is not None:
+        seen = seen & attention_mask.astype(bool)[:, None, None, :]  # [B, 1, 1, S]
+    if query_segments is not None and key_segments is not None:
+        same = query_segments[:, :, None] == key_segments[:, None, :]  # [B, T, S]
+        seen = seen & same[:, None]
     return (jnp.where(seen, jnp.float32(0), jnp.float32(MASKED)),)
+
+
+def check_segments(segment_ids, input_ids, target_segment_ids, target_ids) -> None:
+    """Raises ValueError where segments are given of one side, or of another shape."""
+    if segment_ids is None and target_segment_ids is None:
+        return
+    shapes = [getattr(ids, "shape", None) for ids in (segment_ids, target_segment_ids)]
+    if shapes != [input_ids.shape, target_ids.shape]:
+        raise ValueError(
+            f"segment_ids {shapes[0]} and target_segment_ids {shapes[1]} must both be "
+            f"given, with the shapes of input_ids {input_ids.shape} and "
+            f"decoder_input_ids {target_ids.shape}"
+        )
