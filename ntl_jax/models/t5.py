@@ -52,6 +52,7 @@ NO_DROPOUT = Dropout(0.0, None)
 
 Mask = Bool[Array, "B S"] | Int[Array, "B S"]
 KeysValues = tuple[Float[Array, "B S N H"], Float[Array, "B S N H"]]
+Biases = tuple[Float32[Array, "#B 1 #T S"], ...]
 RowOffset = int | Int[Array, ""] | Int[Array, "B"]
 
 
@@ -183,6 +184,7 @@ class T5Body(nnx.Module):
         input_ids: Int[Array, "B S"],
         attention_mask: Mask | None = None,
         drop: Dropout = NO_DROPOUT,
+        segment_ids: Int[Array, "B S"] | None = None,
     ) -> Float[Array, "B S D"]:
         """The encoder's output for source tokens."""
         if input_ids.ndim != 2:
@@ -194,18 +196,19 @@ class T5Body(nnx.Module):
                 f"attention_mask {attention_mask.shape} must have the shape of "
                 f"input_ids {input_ids.shape}"
             )
-        return self.encode_embedded(self.embed(input_ids), attention_mask, drop)
+        biases = hide(attention_mask, segment_ids, segment_ids)
+        return self.encode_embedded(self.embed(input_ids), biases, drop)
 
     @jax.named_scope("encoder")
     def encode_embedded(
         self,
         embedded: Float[Array, "B S D"],
-        attention_mask: Mask | None = None,
+        biases: Biases = (),
         drop: Dropout = NO_DROPOUT,
     ) -> Float[Array, "B S D"]:
-        """The encoder's output for embedded source tokens."""
+        """The encoder's output for embedded source tokens; biases as `hide`'s."""
         places = jnp.arange(embedded.shape[1], dtype=jnp.int32)
-        biases = (self.encoder.relative_bias(places, places), *hide(attention_mask))
+        biases = (self.encoder.relative_bias(places, places), *biases)
         x = drop(embedded, _EMBEDDED)
 
         def step(layer, index, x):
@@ -219,16 +222,18 @@ class T5Body(nnx.Module):
         self,
         embedded: Float[Array, "B T D"],
         encoded: Float[Array, "B S D"],
-        attention_mask: Mask | None = None,
+        source_biases: Biases = (),
         drop: Dropout = NO_DROPOUT,
+        segment_ids: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B T D"]:
         """The decoder's output for embedded target tokens; later ones are not seen.
 
         Args:
             embedded: target tokens moved one to the right, embedded.
             encoded: the encoder's output.
-            attention_mask: of the source, as `encode`'s.
+            source_biases: what `hide` makes of the source's mask.
             drop: the same dropout as the encoder's; its masks here are others.
+            segment_ids: of the target, where several texts share a row.
 
         Returns:
             [B, T, D] in the config's dtype, as `finish` leaves it.
@@ -236,12 +241,13 @@ class T5Body(nnx.Module):
         drop = drop.after(_DECODER_SITES)
         places = jnp.arange(embedded.shape[1], dtype=jnp.int32)
         biases = (self.decoder.relative_bias(places, places),)
+        biases += hide(None, segment_ids, segment_ids)
         x = drop(embedded, _EMBEDDED)
 
         def step(layer, index, x):
             source = layer.cross_attention.project(encoded)
             at_layer = drop._replace(layer=index)
-            return layer(x, biases, source, hide(attention_mask), at_layer)
+            return layer(x, biases, source, source_biases, at_layer)
 
         x = self._run(self.decoder.layers, self.config.num_decoder_layers, step, x)
         return self.finish(x, drop)
@@ -323,11 +329,10 @@ class T5(T5Body):
         check_segments(segment_ids, input_ids, target_segment_ids, decoder_input_ids)
         drop = Dropout(self.config.dropout_rate, dropout_key, row_offset)
         encoded = self.encode(input_ids, attention_mask, drop, segment_ids)
-        drop = drop.after(_DECODER_SITES)
-        segments = target_segment_ids, segment_ids
-        source_biases = hide(attention_mask, *segments)
-        return self._decode(
-            decoder_input_ids, encoded, source_biases, drop, target_segment_ids
+        target = self.embed(decoder_input_ids)
+        source_biases = hide(attention_mask, target_segment_ids, segment_ids)
+        return self.decode_embedded(
+            target, encoded, source_biases, drop, target_segment_ids
         )
 
     @jax.named_scope("head")

@@ -88,7 +88,7 @@ class T5Steps:
                 cache stays where it is when beams change places. None for one beam.
         """
         bias = self._own_bias(position, ancestry)
-        x = self.model.shared(tokens, self.model.config.dtype)  # [B, W, D]
+        x = self.model.embed(tokens)  # [B, W, D]
         kept = []
         for layer, joined, source, keys, values in zip(
             self._layers, self._inputs, self._source, *slots, strict=True
