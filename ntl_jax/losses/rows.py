@@ -36,3 +36,19 @@ def at_or_after(mask: Array, x: Array) -> Array:
     """
     far = jnp.iinfo(jnp.int32).max // 2
     return jax.lax.cummin(jnp.where(mask, x, far), axis=x.ndim - 1, reverse=True)
+
+
+def nearest(
+    before: tuple[tuple[Array, Array], ...], after: tuple[tuple[Array, Array], ...]
+) -> tuple[list[Array], list[Array]]:
+    """`at_or_before` of some (mask, x), and `at_or_after` of others, in one go.
+
+    One running maximum over all of them: on a GPU each would take kernels of its own.
+    """
+    far = jnp.iinfo(jnp.int32).max // 2
+    forward = [jnp.where(mask, x, -1) for mask, x in before]
+    backward = [jnp.flip(jnp.where(mask, -x, -far), -1) for mask, x in after]
+    both = jnp.stack(forward + backward)
+    both = jax.lax.cummax(both, axis=both.ndim - 1)
+    last = [-jnp.flip(x, -1) for x in both[len(forward) :]]
+    return list(both[: len(forward)]), last

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float32, Int, Int32
 
 from ntl_jax.losses.positions import check_is_array, safe_labels
-from ntl_jax.losses.rows import at_or_after, at_or_before, row_index, shift
+from ntl_jax.losses.rows import at_or_after, at_or_before, nearest, row_index, shift
 from ntl_jax.number_vocab import NumberVocab
 from ntl_jax.token_kinds import Kind
 
@@ -114,21 +114,22 @@ def number_spans(
     t = row_index(labels)
     # What is true at the start of a run comes along with its position.
     sign = _negative(kinds, linked, segment_ids).astype(jnp.int32)
-    noted = at_or_before(~follows, 4 * t + 2 * point.astype(jnp.int32) + sign)
-    start, last = noted >> 2, ~shift(follows, -1)
-    leads, negative = (noted & 2) != 0, (noted & 1) != 0
-    end = at_or_after(last, t)
-    count = jnp.cumsum(digit, axis=-1, dtype=jnp.int32)  # digits up to here
-    of_run = at_or_after(last, count)
-    before_run = at_or_before(~follows, count - digit.astype(jnp.int32))
-    left = count - before_run - 1
+    noted = 4 * t + 2 * point.astype(jnp.int32) + sign
+    last = ~shift(follows, -1)
+    (noted, passed), (end, coming) = nearest(
+        ((~follows, noted), (point, t)), ((last, t), (point, t))
+    )
+    start, leads, negative = noted >> 2, (noted & 2) != 0, (noted & 1) != 0
+    if commas or points in ("between", "always"):
+        left, length, dot, place = _counts(digit, point, start, end, follows)
+    else:
+        left, length, dot, place = _positions(start, end, passed, coming)
     if points == "always":  # a run may begin with several points
         first = digit & (left == 0)
         head = at_or_before(first, t)
     else:
         head = start + leads.astype(jnp.int32)
         first = digit & (head == t)
-    dot, whole = _first_points(point, start, end, count, points)
     index = jnp.cumsum(inside & ~follows, axis=-1, dtype=jnp.int32) - 1
     return NumberSpans(
         digit=digit,
@@ -138,39 +139,60 @@ def number_spans(
         run=jnp.where(inside, index, labels.shape[-1]),
         start=start,
         end=end,
-        length=of_run - before_run,
+        length=length,
         left=left,
-        right=of_run - count,
-        place=whole - count,
+        right=length - left - 1,
+        place=place,
         exponent=dot - 1 - t,
         leads=inside & leads,
         negative=inside & negative,
     )
 
 
-def _first_points(
+def _positions(
+    start: Int32[Array, "*B T"],
+    end: Int32[Array, "*B T"],
+    passed: Int32[Array, "*B T"],
+    coming: Int32[Array, "*B T"],
+) -> tuple[Int32[Array, "*B T"], ...]:
+    """(left, length, first point, place) where all of a run are digits but one point.
+
+    From the positions of the points nearest on either side: a running sum less.
+    """
+    t = row_index(start)
+    behind = passed >= start
+    dot = jnp.where(behind, passed, jnp.minimum(coming, end + 1))
+    left = t - start - behind.astype(jnp.int32)
+    length = end - start + 1 - (dot <= end).astype(jnp.int32)
+    return left, length, dot, dot - t - (~behind).astype(jnp.int32)
+
+
+def _counts(
+    digit: Bool[Array, "*B T"],
     point: Bool[Array, "*B T"],
     start: Int32[Array, "*B T"],
     end: Int32[Array, "*B T"],
-    count: Int32[Array, "*B T"],
-    points: Points,
-) -> tuple[Int32[Array, "*B T"], Int32[Array, "*B T"]]:
-    """Where each run has its first point, and the digits up to there.
+    follows: Bool[Array, "*B T"],
+) -> tuple[Int32[Array, "*B T"], ...]:
+    """(left, length, first point, place) of any run.
 
     A run without a point has it after its end.
     """
     t = row_index(point)
-    if points in ("between", "always"):  # else a run has one point at most
-        point &= shift(at_or_before(point, t), 1, fill=-1) < start
+    count = jnp.cumsum(digit, axis=-1, dtype=jnp.int32)  # digits up to here
+    of_run = at_or_after(t == end, count)
+    before_run = at_or_before(~follows, count - digit.astype(jnp.int32))
+    point &= shift(at_or_before(point, t), 1, fill=-1) < start  # the first of its run
     passed = at_or_before(point, t)
+    behind = passed >= start
     coming = jnp.minimum(at_or_after(point, t), end + 1)
-    dot = jnp.where(passed >= start, passed, coming)
     whole = jnp.where(
-        passed >= start,
+        behind,
         at_or_before(point, count),
         at_or_after(point | (t == end), count),
     )
-    return dot, whole
+    dot = jnp.where(behind, passed, coming)
+    return count - before_run - 1, of_run - before_run, dot, whole - count
 
 
 def run_sums(

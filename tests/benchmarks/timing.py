@@ -21,7 +21,7 @@ class Timing(NamedTuple):
 
 
 def time_call(
-    function: Callable, *operands, rounds: int = 9, seconds: float = 0.06
+    function: Callable, *operands, rounds: int = 11, seconds: float = 0.08
 ) -> Timing:
     """Times a jitted function by the calls that a device finishes back to back.
 
