@@ -1,7 +1,9 @@
 """Hugging Face checkpoints as configs and parameter trees, and back.
 
-`load_checkpoint` reads a folder or a hub id, `save_checkpoint` writes a folder that
-transformers opens. Neither needs PyTorch.
+`load_checkpoint` reads a folder or a hub id, in one go or as `load_config` and
+`load_params`, which can read straight into the shards of many devices;
+`save_checkpoint` writes a folder that transformers opens. None runs a checkpoint's
+code, and only PyTorch's own pickles need PyTorch.
 """
 
 import json
@@ -15,6 +17,7 @@ import jax
 import numpy as np
 
 from ntl_jax.hf import gpt2, granite, t5
+from ntl_jax.hf.blocks import StoredTensor
 from ntl_jax.hf.files import (
     open_tensors,
     read_json,
@@ -22,7 +25,7 @@ from ntl_jax.hf.files import (
     write_safetensors,
 )
 from ntl_jax.hf.mapping import CheckpointError as CheckpointError
-from ntl_jax.hf.mapping import read_params, write_tensors
+from ntl_jax.hf.mapping import NewTokens, Tree, read_params, write_tensors
 from ntl_jax.models import (
     Config,
     GPT2Config,
@@ -47,25 +50,41 @@ _FAMILY_OF_CONFIG: dict[type, ModuleType] = {
 
 
 def load_checkpoint(
-    source: str | Path, *, dtype: str = "float32", **changes: Any
+    source: str | Path,
+    *,
+    dtype: str = "float32",
+    new_tokens: NewTokens = "refuse",
+    **changes: Any,
 ) -> tuple[Any, Params]:
     """Reads a checkpoint from a folder or from the Hugging Face hub.
 
     Args:
-        source: a folder with config.json and safetensors files (one, or several with
-            their index), or a hub id such as "google-t5/t5-small".
+        source: a folder with config.json and weights (safetensors, else Flax's msgpack,
+            else PyTorch's pickles; in one file, or several with their index), or a
+            hub id such as "google-t5/t5-small".
         dtype: what the model computes in, "float32" or "bfloat16".
+        new_tokens: see `load_params`; for a larger `vocab_size` among the changes.
         **changes: config fields to set otherwise, such as `dropout_rate=0.0`.
 
     Returns:
         The config, of the class that the checkpoint's kind of model has, and the
-        parameters as float32 NumPy arrays on the host, whatever
-        type they are stored in. `jax.device_put(params, shardings)` spreads them.
+        parameters as float32 NumPy arrays on the host, whatever type they are stored
+        in.
 
     Raises:
         FileNotFoundError: there is no such folder, hub repository or file.
         CheckpointError: tensors and config disagree; every problem is listed.
         ValueError: the model's kind, or a field of its config, is not known.
+    """
+    folder = resolve_folder(source)
+    config = load_config(folder, dtype=dtype, **changes)
+    return config, load_params(folder, config, new_tokens=new_tokens)
+
+
+def load_config(source: str | Path, *, dtype: str = "float32", **changes: Any) -> Any:
+    """A checkpoint's config alone; arguments, result and errors as `load_checkpoint`.
+
+    The names of the weights are looked at too: T5's say whether its head is tied.
     """
     folder = resolve_folder(source)
     raw = read_json(folder / "config.json")
@@ -77,13 +96,57 @@ def load_checkpoint(
         )
     with ExitStack() as stack:
         names, read = open_tensors(folder, stack)
-        config = family.read_config(raw, names, read, dtype=dtype, **changes)
-        shapes = jax.eval_shape(partial(init_params, config), jax.random.key(0))
+        return family.read_config(raw, names, read, dtype=dtype, **changes)
+
+
+def load_params(
+    source: str | Path,
+    config: Config,
+    *,
+    shardings: Tree | None = None,
+    new_tokens: NewTokens = "refuse",
+) -> Params:
+    """A checkpoint's parameters for a config that `load_config` gave.
+
+    Args:
+        source: as in `load_checkpoint`.
+        config: `vocab_size` may have been raised and `vocab_rows` set since.
+        shardings: a `NamedSharding` for each parameter, see
+            `ntl_jax.sharding.param_shardings`; None reads to the host.
+        new_tokens: what becomes of tokens that the config has and the file has not:
+            "refuse", or "mean", which gives each the mean of the file's rows, in the
+            table and in the head. Zeros would make them the likeliest tokens of a
+            model whose logits are all negative.
+
+    Returns:
+        A tree of float32 NumPy arrays; with `shardings`, of arrays spread over
+        devices, each of which holds its own shards only: shards are cut out of the
+        file, and the host holds one parameter at a time.
+
+    Raises:
+        FileNotFoundError: there is no such folder, hub repository or file.
+        CheckpointError: tensors and config disagree; every problem is listed.
+    """
+    folder = resolve_folder(source)
+    table = _FAMILY_OF_CONFIG[type(config)].table(config)
+    with ExitStack() as stack:
+        names, read = open_tensors(folder, stack)
         try:
-            params = read_params(family.table(config), names, read, shapes)
+            params = read_params(
+                table,
+                names,
+                read,
+                _shapes(config),
+                shardings=shardings,
+                new_tokens=new_tokens,
+            )
         except CheckpointError as error:
             raise CheckpointError(f"cannot load {folder}: {error}") from None
-    return config, params
+    return params
+
+
+def _shapes(config: Config) -> Tree:
+    return jax.eval_shape(partial(init_params, config), jax.random.key(0))
 
 
 def save_checkpoint(
@@ -108,7 +171,7 @@ def save_checkpoint(
     """
     family = _FAMILY_OF_CONFIG[type(config)]
     raw = family.write_config(config)
-    tensors = write_tensors(family.table(config), params)
+    tensors = write_tensors(family.table(config), params, _shapes(config))
     tensors |= family.written_copies(config, tensors)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -126,5 +189,7 @@ def _check_written(folder: Path, tensors: dict[str, np.ndarray]) -> None:
         raise OSError(f"{folder} does not read back as it was written: {wrong}")
 
 
-def _same(a: np.ndarray, b: np.ndarray) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+def _same(stored: StoredTensor, tensor: np.ndarray) -> bool:
+    if stored.dtype != tensor.dtype or stored.shape != tensor.shape:
+        return False
+    return stored[(slice(None),) * tensor.ndim].tobytes() == tensor.tobytes()

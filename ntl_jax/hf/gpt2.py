@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ntl_jax.hf.blocks import StoredTensor
 from ntl_jax.hf.mapping import Rule, Table
 from ntl_jax.models.gpt2_config import GPT2Config
 
@@ -45,9 +46,7 @@ def table(config: GPT2Config) -> Table:
 
     Matrices lie as [in, out] in the files, as they do here.
     """
-    width, rows = config.n_embd, None
-    if config.rows != config.vocab_size:
-        rows = config.vocab_size
+    width, rows = config.n_embd, config.vocab_size
     rules = [
         Rule("wte/embedding", _TABLE, rows=rows),
         Rule("wpe/embedding", f"{_PREFIX}wpe.weight"),
@@ -85,7 +84,7 @@ def _norm(path: str, key: str, layers: int | None) -> list[Rule]:
 def read_config(
     raw: dict[str, Any],
     names: list[str],
-    read: Callable[[str], np.ndarray],
+    read: Callable[[str], StoredTensor],
     **changes: Any,
 ) -> GPT2Config:
     """A GPT2Config from config.json as transformers 4 or 5 writes it.

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ntl_jax.hf.blocks import StoredTensor
 from ntl_jax.hf.mapping import Rule, Table
 from ntl_jax.models.granite_config import GraniteConfig
 
@@ -49,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 def table(config: GraniteConfig) -> Table:
     """The weight table of GraniteForCausalLM or GraniteMoeForCausalLM."""
-    rows = config.vocab_size if config.rows != config.vocab_size else None
+    rows = config.vocab_size
     layers = config.num_hidden_layers
     rules = [
         Rule("embed/embedding", _TABLE, rows=rows),
@@ -91,7 +92,7 @@ def table(config: GraniteConfig) -> Table:
 def read_config(
     raw: dict[str, Any],
     names: list[str],
-    read: Callable[[str], np.ndarray],
+    read: Callable[[str], StoredTensor],
     **changes: Any,
 ) -> GraniteConfig:
     """A GraniteConfig from config.json as transformers 4 or 5 writes it.

@@ -6,12 +6,17 @@ or on the table's ignore list; writing walks the same rules the other way.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
+from ntl_jax.hf.blocks import StoredTensor, place, read_block
+
+NewTokens = Literal["refuse", "mean"]
 Tree = dict  # nested dicts with arrays at the leaves
 
 
@@ -26,8 +31,8 @@ class Rule:
         transpose: whether the file keeps [out, in] where the parameter is [in, out].
         shape: one layer's shape in the file, where the parameter has other axes for
             the same numbers in the same order.
-        rows: how many rows the file's tensor has, where the parameter has more; the
-            others are padding, zero when read and left out when written.
+        rows: of a tensor with a row a token, how many tokens there are. The parameter
+            may have more rows; they are padding, zero when read and not written.
     """
 
     path: str
@@ -47,6 +52,14 @@ class Rule:
         if self.layers is None:
             return [self.key]
         return [self.key.format(layer) for layer in range(self.layers)]
+
+    def file_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the rule's tensors, for a parameter of this shape."""
+        own = shape if self.layers is None else shape[1:]
+        own = own[::-1] if self.transpose else own
+        if self.shape is not None and math.prod(self.shape) == math.prod(own):
+            own = self.shape
+        return own if self.rows is None else (self.rows, *own[1:])
 
     def as_in_file(self, part: np.ndarray) -> np.ndarray:
         """One layer of the parameter seen as the file has it; a view, if contiguous."""
@@ -91,7 +104,7 @@ class CheckpointError(ValueError):
     """A checkpoint and a model disagree; the message lists every disagreement."""
 
 
-def flatten(tree: Tree) -> dict[str, np.ndarray]:
+def flatten(tree: Tree) -> dict[str, Any]:
     """A nested dict of arrays as {path joined by "/": array}."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(k, simple=True, separator="/"): v for k, v in leaves}
@@ -114,7 +127,13 @@ def unflatten(flat: Mapping[str, np.ndarray]) -> Tree:
 
 
 def read_params(
-    table: Table, names: list[str], read: Callable[[str], np.ndarray], shapes: Tree
+    table: Table,
+    names: list[str],
+    read: Callable[[str], StoredTensor],
+    shapes: Tree,
+    *,
+    shardings: Tree | None = None,
+    new_tokens: NewTokens = "refuse",
 ) -> Tree:
     """Parameters made from named tensors.
 
@@ -123,9 +142,13 @@ def read_params(
         names: every tensor name of the checkpoint.
         read: gives a tensor by its name.
         shapes: the parameter tree with anything that has a `.shape` at its leaves.
+        shardings: a tree like `shapes` of shardings, or None.
+        new_tokens: what becomes of tokens that the model has and the file has not:
+            "refuse", or "mean", which gives each the mean of the file's rows.
 
     Returns:
-        A tree like `shapes` of contiguous float32 NumPy arrays.
+        A tree like `shapes`: contiguous float32 NumPy arrays, or, with `shardings`,
+        float32 arrays of which every device holds its own shards and no more.
 
     Raises:
         CheckpointError: tensors are missing, unknown, misshapen or of a type that is
@@ -134,48 +157,56 @@ def read_params(
     table = table.as_named(names)
     want = {path: tuple(leaf.shape) for path, leaf in flatten(shapes).items()}
     problems = _table_problems(table, want) + _name_problems(table, names)
-    params, present = {}, set(names)
+    present = set(names)
     for rule in table.rules:
-        if rule.path not in want or not present.issuperset(rule.names()):
-            continue  # both are listed already
-        make = np.empty if rule.rows is None else np.zeros
-        leaf = make(want[rule.path], np.float32)
-        for index, key in enumerate(rule.names()):
-            part = rule.as_in_file(leaf if rule.layers is None else leaf[index])
-            tensor = read(key)
-            if not _is_float(tensor.dtype):
-                problems.append(f"{key} holds {tensor.dtype}, not floating point")
-            elif tensor.shape != part.shape:
-                problems.append(
-                    f"{key} is {tensor.shape}, the config asks for {part.shape}"
-                )
-            else:
-                part[...] = tensor
-        params[rule.path] = leaf
+        if rule.path not in want:
+            continue  # is listed already, and so are tensors that are not there
+        for key in present.intersection(rule.names()):
+            problems += _tensor_problems(rule, key, read(key), want, new_tokens)
     for copy, original in table.duplicates.items():
         if {copy, original} <= present and not same_values(read(copy), read(original)):
             problems.append(f"{copy} is tied to {original} but differs from it")
     if problems:
         raise CheckpointError(_listing(problems))
+    places = {} if shardings is None else flatten(shardings)
+    params = {}
+    for rule in table.rules:
+        shape = want[rule.path]
+        if shardings is None:
+            whole = (slice(None),) * len(shape)
+            params[rule.path] = read_block(rule, read, shape, whole)
+        else:
+            params[rule.path] = place(rule, read, shape, places[rule.path])
     return unflatten(params)
 
 
-def write_tensors(table: Table, params: Tree) -> dict[str, np.ndarray]:
+def write_tensors(table: Table, params: Tree, shapes: Tree) -> dict[str, np.ndarray]:
     """Named tensors made from parameters: `read_params` the other way.
 
     Args:
         table: the model's table.
         params: a tree of arrays.
+        shapes: the tree that the model has, with a `.shape` at its leaves.
 
     Returns:
         {tensor name: contiguous float32 array}, duplicates left out.
 
     Raises:
-        CheckpointError: the tree lacks a parameter of the table, has one that the
-            table does not know, or stacks another number of layers.
+        CheckpointError: the tree lacks a parameter, has one too many, or one of
+            another shape or of a type that is no float; all are listed.
     """
     flat = flatten(params)
-    problems = _table_problems(table, {k: tuple(v.shape) for k, v in flat.items()})
+    want = {path: tuple(leaf.shape) for path, leaf in flatten(shapes).items()}
+    problems = _table_problems(table, want)
+    problems += [f"no parameter {path}" for path in want if path not in flat]
+    problems += [f"unknown parameter {path}" for path in flat if path not in want]
+    for path in sorted(want.keys() & flat.keys()):
+        if flat[path].shape != want[path]:
+            problems.append(
+                f"{path} is {flat[path].shape}, the config asks for {want[path]}"
+            )
+        if not _is_float(flat[path].dtype):
+            problems.append(f"{path} holds {flat[path].dtype}, not floating point")
     if problems:
         raise CheckpointError(_listing(problems))
     tensors = {}
@@ -189,6 +220,7 @@ def write_tensors(table: Table, params: Tree) -> dict[str, np.ndarray]:
 
 
 def _table_problems(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Where a model's table and its parameters do not match one to one."""
     paths = [rule.path for rule in table.rules]
     problems = [f"two rules fill {p}" for p in sorted(set(paths)) if paths.count(p) > 1]
     problems += [
@@ -202,6 +234,24 @@ def _table_problems(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> list
     return problems
 
 
+def _tensor_problems(
+    rule: Rule,
+    key: str,
+    tensor: StoredTensor,
+    want: Mapping[str, tuple[int, ...]],
+    new_tokens: NewTokens,
+) -> list[str]:
+    if not _is_float(tensor.dtype):
+        return [f"{key} holds {tensor.dtype}, not floating point"]
+    shape, asked = tuple(tensor.shape), rule.file_shape(want[rule.path])
+    may_grow = new_tokens == "mean" and rule.rows is not None
+    if may_grow and shape[1:] == asked[1:] and 0 < shape[0] <= asked[0]:
+        return []
+    if shape == asked:
+        return []
+    return [f"{key} is {shape}, the config asks for {asked}"]
+
+
 def _name_problems(table: Table, names: list[str]) -> list[str]:
     used = {key for rule in table.rules for key in rule.names()}
     problems = [f"missing tensor {key}" for key in sorted(used.difference(names))]
@@ -212,14 +262,17 @@ def _name_problems(table: Table, names: list[str]) -> list[str]:
 
 
 def _is_float(dtype: np.dtype) -> bool:
-    return jax.numpy.issubdtype(dtype, jax.numpy.floating)
+    # Floats of 8 bits mean nothing without scales that are kept elsewhere.
+    return jax.numpy.issubdtype(dtype, jax.numpy.floating) and dtype.itemsize > 1
 
 
-def same_values(a: np.ndarray, b: np.ndarray) -> bool:
+def same_values(a: StoredTensor, b: StoredTensor) -> bool:
     """Whether two tensors hold the same numbers, whatever types they are stored in."""
-    return a.shape == b.shape and np.array_equal(
-        a.astype(np.float32), b.astype(np.float32)
-    )
+    return a.shape == b.shape and np.array_equal(_float32(a), _float32(b))
+
+
+def _float32(tensor: StoredTensor) -> np.ndarray:
+    return np.asarray(tensor[(slice(None),) * len(tensor.shape)]).astype(np.float32)
 
 
 def _listing(problems: list[str]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ntl_jax.hf.blocks import StoredTensor
 from ntl_jax.hf.mapping import Rule, Table, same_values
 from ntl_jax.models.t5_config import T5Config
 
@@ -34,7 +35,7 @@ _PLAIN = (
 
 def table(config: T5Config) -> Table:
     """The weight table of T5ForConditionalGeneration for a config."""
-    rules = [Rule("shared/embedding", _SHARED)]
+    rules = [Rule("shared/embedding", _SHARED, rows=config.vocab_size)]
     rules += _stack_rules("encoder", config.num_layers, config.gated)
     rules += _stack_rules("decoder", config.num_decoder_layers, config.gated)
     copies: dict[str, str] = {
@@ -44,7 +45,8 @@ def table(config: T5Config) -> Table:
     if config.tie_word_embeddings:
         copies[_HEAD] = _SHARED
     else:
-        rules.append(Rule("lm_head/kernel", _HEAD, transpose=True))
+        rows = config.vocab_size
+        rules.append(Rule("lm_head/kernel", _HEAD, transpose=True, rows=rows))
     # Early releases gave cross-attention a bias table that no version reads.
     ignored = (
         r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
@@ -80,7 +82,7 @@ def _stack_rules(stack: str, layers: int, gated: bool) -> list[Rule]:
 def read_config(
     raw: dict[str, Any],
     names: list[str],
-    read: Callable[[str], np.ndarray],
+    read: Callable[[str], StoredTensor],
     **changes: Any,
 ) -> T5Config:
     """A T5Config from config.json as transformers 4 or 5 writes it.

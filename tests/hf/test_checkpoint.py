@@ -221,10 +221,12 @@ def test_one_error_lists_missing_extra_and_misshapen(written):
         assert part in text
 
 
-def test_pickles_other_kinds_and_empty_folders_are_explained(written, tmp_path):
+def test_other_kinds_and_empty_folders_are_explained(written, tmp_path):
     folder, _, _ = written
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(FileNotFoundError, match=r"pytorch_model\.bin.*save_pretrained"):
+    (folder / "model.safetensors").rename(folder / "tf_model.h5")
+    with pytest.raises(
+        FileNotFoundError, match=r"holds no weights: neither model\.saf"
+    ):
         load_checkpoint(folder)
     rewrite_config(folder, model_type="bart")
     with pytest.raises(ValueError, match=r"'bart'.*t5"):
