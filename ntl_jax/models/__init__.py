@@ -20,12 +20,16 @@ from ntl_jax.models.granite import Granite as Granite
 from ntl_jax.models.granite_config import GraniteConfig as GraniteConfig
 from ntl_jax.models.t5 import T5 as T5
 from ntl_jax.models.t5_config import T5Config as T5Config
+from ntl_jax.models.t5_regression import T5Regression as T5Regression
+from ntl_jax.models.t5_regression import T5RegressionConfig as T5RegressionConfig
+from ntl_jax.models.t5_regression import regression_from_t5 as regression_from_t5
 
 Config = GPT2Config | GraniteConfig | T5Config
 _MODULES: dict[type, Callable[..., nnx.Module]] = {
     GPT2Config: GPT2,
     GraniteConfig: Granite,
     T5Config: T5,
+    T5RegressionConfig: T5Regression,
 }
 Params = dict[str, "Params | Array"]
 
@@ -61,6 +65,8 @@ def _skeleton(config: Config) -> tuple[nnx.GraphDef, nnx.State]:
 def bind(config: GPT2Config, params: Params) -> GPT2: ...
 @overload
 def bind(config: GraniteConfig, params: Params) -> Granite: ...
+@overload
+def bind(config: T5RegressionConfig, params: Params) -> T5Regression: ...
 @overload
 def bind(config: T5Config, params: Params) -> T5: ...
 def bind(config: Config, params: Params) -> nnx.Module:

@@ -36,8 +36,10 @@ from ntl_jax.models.attention import (
 )
 from ntl_jax.models.gpt2_config import GPT2Config
 from ntl_jax.models.layers import (
+    Affine,
     Dropout,
     Embedding,
+    LayerNorm,
     Linear,
     einsum_float32,
     run_layers,
@@ -57,37 +59,6 @@ _NO_DROPOUT = Dropout(0.0, None)
 
 RowOffset = int | Int[Array, ""] | Int[Array, "B"]
 HeadTriple = tuple[Array, Array, Array]  # q, k, v, [B, T, N, H] each
-
-
-class LayerNorm(nnx.Module):
-    """`(x - mean) / sqrt(variance + eps) * scale + bias`, in float32."""
-
-    def __init__(self, width: int, *, eps: float):
-        self.eps = eps
-        self.scale = nnx.Param(jnp.ones((width,), jnp.float32))
-        self.bias = nnx.Param(jnp.zeros((width,), jnp.float32))
-
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        y = x.astype(jnp.float32)
-        y = y - jnp.mean(y, axis=-1, keepdims=True)
-        variance = jnp.mean(jnp.square(y), axis=-1, keepdims=True)
-        y = y * jax.lax.rsqrt(variance + self.eps)
-        y = y * self.scale[...][None, None] + self.bias[...][None, None]
-        return y.astype(x.dtype)
-
-
-class Affine(nnx.Module):
-    """`y = x @ kernel + bias`; kernel [in, *out] drawn from N(0, std²), bias zero."""
-
-    def __init__(self, d_in: int, *out: int, std: float, rngs: nnx.Rngs):
-        draw = jax.random.normal(rngs.params(), (d_in, *out), jnp.float32)
-        self.kernel = nnx.Param(std * draw)
-        self.bias = nnx.Param(jnp.zeros(out, jnp.float32))
-
-    def __call__(self, x: Float[Array, "B T I"]) -> Float[Array, "B T *out"]:
-        kernel = self.kernel[...].astype(x.dtype)
-        bias = self.bias[...].astype(x.dtype)
-        return jnp.tensordot(x, kernel, axes=1) + bias[None, None]
 
 
 class Attention(nnx.Module):

@@ -29,6 +29,22 @@ class Linear(nnx.Module):
         return x @ self.kernel[...].astype(x.dtype)
 
 
+class Affine(nnx.Module):
+    """`y = x @ kernel + bias`; kernel [in, *out] drawn from N(0, std²), bias zero."""
+
+    def __init__(self, d_in: int, *out: int, std: float, rngs: nnx.Rngs):
+        draw = jax.random.normal(rngs.params(), (d_in, *out), jnp.float32)
+        self.kernel = nnx.Param(std * draw)
+        self.bias = nnx.Param(jnp.zeros(out, jnp.float32))
+
+    def __call__(self, x: Float[Array, "*B I"]) -> Float[Array, "..."]:
+        kernel = self.kernel[...].astype(x.dtype)
+        bias = self.bias[...].astype(x.dtype)
+        return jnp.tensordot(x, kernel, axes=1) + jnp.expand_dims(
+            bias, range(x.ndim - 1)
+        )
+
+
 class Embedding(nnx.Module):
     """A table [rows, width] drawn from N(0, std²), read by row number."""
 
@@ -54,6 +70,23 @@ class RMSNorm(nnx.Module):
         return jnp.multiply(
             y, jnp.expand_dims(self.scale[...], range(y.ndim - 1))
         ).astype(x.dtype)
+
+
+class LayerNorm(nnx.Module):
+    """`(x - mean) / sqrt(variance + eps) * scale + bias`, in float32."""
+
+    def __init__(self, width: int, *, eps: float):
+        self.eps = eps
+        self.scale = nnx.Param(jnp.ones((width,), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((width,), jnp.float32))
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        y = x.astype(jnp.float32)
+        y = y - jnp.mean(y, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(y), axis=-1, keepdims=True)
+        y = y * jax.lax.rsqrt(variance + self.eps)
+        y = y * self.scale[...][None, None] + self.bias[...][None, None]
+        return y.astype(x.dtype)
 
 
 def stack_layers(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs):

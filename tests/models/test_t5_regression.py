@@ -1,0 +1,213 @@
+"""The regression head against transformers' T5ForSequenceClassification."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ntl_jax.hf import t5_regression
+from ntl_jax.hf.mapping import flatten, read_params
+from ntl_jax.models import (
+    T5Config,
+    T5RegressionConfig,
+    bind,
+    init_params,
+    regression_from_t5,
+)
+from tests.tiny_t5 import KINDS, SIZES, perturbed, tensors
+
+TOLERANCE = 1e-4  # a model in float32
+TARGETS = np.array([-3.0, 0.5, 2.0], np.float32)
+
+
+def torch_model(kind, **changes) -> Any:
+    """A random T5ForSequenceClassification with one label, dropout off."""
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.T5Config(**SIZES | KINDS[kind] | changes, num_labels=1)
+    model = transformers.T5ForSequenceClassification(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or "bias" in name:  # constant, which would hide a swap
+                parameter.add_(0.3 * torch.randn_like(parameter))
+            if "classification_head" in name:  # so that the sizes of errors show
+                parameter.mul_(2)
+    return model
+
+
+def to_params(config, named):
+    shapes = jax.eval_shape(partial(init_params, config), jax.random.key(0))
+    table = t5_regression.table(config)
+    return read_params(table, list(named), named.__getitem__, shapes)
+
+
+def ours(model):
+    named = tensors(model)
+    raw = model.config.to_dict()
+    config = t5_regression.read_config(raw, list(named), named.__getitem__)
+    return config, to_params(config, named)
+
+
+def questions(ends=((12,), (5,), (9,))):
+    """Three rows of 13 tokens, padded on either side, that end where told."""
+    ids = np.random.default_rng(0).integers(2, 50, (3, 13), dtype=np.int32)
+    mask = np.ones_like(ids)
+    for row, places in enumerate(ends):
+        ids[row, list(places)] = 1
+        ids[row, max(places) + 1 :] = 0
+        mask[row, max(places) + 1 :] = 0
+    ids[2, :3], mask[2, :3] = 0, 0  # padded on the left
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@partial(jax.jit, static_argnums=0)
+def run(config, params, data, dropout_key=None, row_offset=0):
+    return bind(config, params)(
+        data["input_ids"],
+        attention_mask=data["attention_mask"],
+        dropout_key=dropout_key,
+        row_offset=row_offset,
+    )
+
+
+@partial(jax.jit, static_argnums=0)
+def loss_and_gradient(config, params, data):
+    def loss(params):
+        return jnp.mean((run(config, params, data) - TARGETS) ** 2)
+
+    return jax.value_and_grad(loss)(params)
+
+
+def run_torch(model, data, labels=None):
+    import torch
+
+    tensor = {k: torch.from_numpy(v).long() for k, v in data.items()}
+    return model(**tensor, labels=None if labels is None else torch.from_numpy(labels))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_loss_and_gradients_equal_pytorch(kind):
+    model, data = torch_model(kind), questions()
+    config, params = ours(model)
+    several = questions(((3, 12), (1, 5), (7, 9)))
+    for case in (data, several):
+        want = run_torch(model, case).logits.detach().numpy()[:, 0]
+        got = run(config, params, case)
+        chex.assert_trees_all_close(got, want, atol=TOLERANCE)
+    theirs = run_torch(model, data, TARGETS)
+    assert model.config.problem_type == "regression"
+    theirs.loss.backward()
+    loss, grads = loss_and_gradient(config, params, data)
+    assert abs(float(loss) / float(theirs.loss.detach()) - 1) < TOLERANCE
+    want = to_params(config, {n: p.grad.numpy() for n, p in model.named_parameters()})
+    errors = relative_errors(grads, want)
+    assert max(errors.values()) < TOLERANCE, errors
+
+    wrong = loss_and_gradient(config, perturbed(params, "head/dense/kernel"), data)[1]
+    assert min(relative_errors(wrong, want).values()) > TOLERANCE
+
+
+def relative_errors(got, want):
+    got, want = flatten(got), flatten(want)
+    assert got.keys() == want.keys()
+    return {k: np.abs(got[k] - want[k]).max() / np.abs(want[k]).max() for k in want}
+
+
+def test_parity_can_fail():
+    model, data = torch_model("v1_0"), questions()
+    config, params = ours(model)
+    data["input_ids"][0, 0] = 0  # so that the table's first row is in use
+    want = run_torch(model, data).logits.detach().numpy()[:, 0]
+    for path in flatten(params):
+        wrong = run(config, perturbed(params, path), data)
+        assert np.abs(wrong - want).max() > 2 * TOLERANCE, path
+
+
+CONFIG = T5RegressionConfig(
+    vocab_size=50,
+    d_model=32,
+    d_kv=12,
+    d_ff=48,
+    num_layers=1,
+    num_decoder_layers=1,
+    num_heads=4,
+    classifier_dropout=0.5,
+    dropout_rate=0.0,
+)
+
+
+def test_classifier_dropout_is_keyed_and_known_by_row():
+    params, data = init_params(CONFIG, jax.random.key(0)), questions()
+    first, again, other = (
+        run(CONFIG, params, data, jax.random.key(seed)) for seed in (1, 1, 2)
+    )
+    chex.assert_trees_all_equal(first, again)
+    calm = run(CONFIG, params, data)
+    assert np.abs(first - other).min() > 1e-4
+    assert np.abs(first - calm).min() > 1e-4
+    moved = run(CONFIG, params, data, jax.random.key(1), 7)
+    assert np.abs(first - moved).min() > 1e-4
+
+
+def test_classifier_dropout_drops_as_much_as_it_says():
+    params: Any = init_params(CONFIG, jax.random.key(0))
+    data = questions()
+    dense, out = params["head"]["dense"], params["head"]["out"]
+    dense["kernel"] = jnp.zeros((32, 32))  # so that the second dropout acts alone
+    dense["bias"] = jnp.linspace(-2.0, 2.0, 32)
+    summands = jnp.tanh(dense["bias"]) * out["kernel"][:, 0]
+    draws = jax.vmap(lambda key: run(CONFIG, params, data, key))(
+        jax.random.split(jax.random.key(0), 2000)
+    )
+    spread = np.sqrt(np.sum(np.square(summands)))  # rate / (1 - rate) is 1
+    assert (np.abs(draws.std(0) / spread - 1) < 0.06).all()
+    assert (np.abs(draws.mean(0) - summands.sum()) < 4 * spread / 2000**0.5).all()
+
+
+def test_no_end_of_sequence_token_is_no_number():
+    params, data = init_params(CONFIG, jax.random.key(0)), questions()
+    data["input_ids"][1][data["input_ids"][1] == 1] = 7
+    got = run(CONFIG, params, data)
+    assert np.isnan(got[1])
+    assert np.isfinite(got[0])
+    assert np.isfinite(got[2])
+    hidden = questions()
+    hidden["attention_mask"][1] = 0  # what is masked ends nothing
+    assert np.isnan(run(CONFIG, params, hidden)[1])
+
+
+def test_padding_to_the_right_changes_nothing():
+    params, data = init_params(CONFIG, jax.random.key(0)), questions()
+    short = {name: value[1:2, :6] for name, value in data.items()}
+    chex.assert_trees_all_close(
+        run(CONFIG, params, short)[0], run(CONFIG, params, data)[1], atol=1e-5
+    )
+
+
+def test_a_pretrained_t5_keeps_its_weights_under_a_fresh_head():
+    plain = {field.name for field in dataclasses.fields(T5Config)}
+    fields: dict[str, Any] = {name: getattr(CONFIG, name) for name in plain}
+    fields |= {"tie_word_embeddings": False, "scale_decoder_outputs": False}
+    body = T5Config(**fields)
+    pretrained = init_params(body, jax.random.key(3))
+    config, params = regression_from_t5(body, pretrained, jax.random.key(0))
+    assert config.d_ff == CONFIG.d_ff
+    assert "lm_head" in pretrained
+    kept = {name: leaf for name, leaf in params.items() if name != "head"}
+    without = {name: leaf for name, leaf in pretrained.items() if name != "lm_head"}
+    chex.assert_trees_all_equal(kept, without)
+    assert np.isfinite(run(config, params, questions())).all()
+    dense = np.asarray(flatten(params)["head/dense/kernel"])
+    assert abs(dense.std() / 32**-0.5 - 1) < 0.1
+
+
+def test_dropout_outside_its_range_is_refused():
+    with pytest.raises(ValueError, match=r"classifier_dropout is 1\.0"):
+        T5RegressionConfig(classifier_dropout=1.0)
