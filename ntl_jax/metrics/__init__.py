@@ -22,6 +22,7 @@ from ntl_jax.metrics.distributions import NumberTokenScores as NumberTokenScores
 from ntl_jax.metrics.distributions import number_token_scores as number_token_scores
 from ntl_jax.metrics.numeric import numeric_metrics as numeric_metrics
 from ntl_jax.metrics.numeric import pair_scores as pair_scores
+from ntl_jax.metrics.numeric import penalised_errors as penalised_errors
 from ntl_jax.metrics.pairs import NumberPairs as NumberPairs
 from ntl_jax.metrics.pairs import read_labels as read_labels
 from ntl_jax.metrics.pairs import read_pairs as read_pairs

@@ -109,14 +109,39 @@ def pair_scores(pairs: NumberPairs, *, unparsable_as: float | None = None) -> Sc
         **_errors("log_", log_error[parsed], pairs.log_y[parsed]),
         **_correlations(pairs),
     }
-    filled = np.where(parsed, error, _penalty(pairs.y, unparsable_as))
-    log_stand_in = None if unparsable_as is None else _signed_log(unparsable_as)
-    log_filled = np.where(parsed, log_error, _penalty(pairs.log_y, log_stand_in))
+    filled, log_filled = penalised_errors(pairs, unparsable_as=unparsable_as)
     penalised = {
         **_errors("", filled, pairs.y),
         **_errors("log_", log_filled, pairs.log_y),
     }
     return scores | {f"{name}_penalised": x for name, x in penalised.items()}
+
+
+def penalised_errors(
+    pairs: NumberPairs, *, unparsable_as: float | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Errors of all N pairs, those without an answer included.
+
+    Args:
+        pairs: N pairs of numbers.
+        unparsable_as: what no answer counts as; None takes the label that lies farthest
+            from its own.
+
+    Returns:
+        p - y, f64[N], in the unit of y; and the same after sign(x) log10(|x| + 1), in
+        decades. Their means, roots of mean squares and medians are the ``_penalised``
+        scores of `pair_scores`.
+
+    Example:
+        >>> from ntl_jax.metrics import read_pairs
+        >>> error, _ = penalised_errors(read_pairs(["4", "?"], ["3", "9"]))
+        >>> error.tolist()
+        [1.0, -6.0]
+    """
+    log_stand_in = None if unparsable_as is None else _signed_log(unparsable_as)
+    filled = np.where(pairs.parsed, pairs.error, _penalty(pairs.y, unparsable_as))
+    log_penalty = _penalty(pairs.log_y, log_stand_in)
+    return filled, np.where(pairs.parsed, pairs.log_p - pairs.log_y, log_penalty)
 
 
 def _errors(prefix: str, error: np.ndarray, y: np.ndarray) -> Scores:
