@@ -113,22 +113,38 @@ def last_number(
     return numbers[-1].value if numbers else None
 
 
-def clean_numbers(text: str) -> str:
+def clean_numbers(text: str, *, context: str = "") -> str:
     """Writes every number in plain digits; nothing else of the text changes.
 
-    Groups of three lose their comma or space, a leading point gets its zero. Two
-    numbers that only a space divides (2 132-page books: 2 books) are told from one
-    (2 132 pages) by a hyphenated word alone.
+    Groups of three lose their comma or space, a leading point gets its zero.
+
+    Two numbers that only a space divides (2 132-page books: 2 books) look like one
+    (2 132 pages). They are told apart by a hyphenated word, or by a context that holds
+    each of the groups as a number of its own.
 
     >>> clean_numbers("12.5% of $1,000, 1 500 000 and .5")
     '12.5% of $1000, 1500000 and 0.5'
+    >>> clean_numbers("He has 2 132 letters.", context="2 * 132 = 264")
+    'He has 2 132 letters.'
+
+    Args:
+        text: any text.
+        context: what is said about the same numbers; it may hold the text itself.
 
     Source: the clean-up of GSM8K in *Regress, Don't Guess* (ICML 2025), made span by
     span: there, a rule for one number also hit its copies inside others (12.5 became
     120.5 where .5 stood elsewhere).
     """
-    text = _SPACED.sub(lambda match: match[0].replace(" ", ""), text)
+    if _SPACED.search(text):
+        context = _SPACED.sub(";", context)
+        alone = {context[n.start : n.end] for n in find_numbers(context)}
+        text = _SPACED.sub(lambda match: _joined(match[0], alone), text)
     return _MAGNITUDE.sub(_plain, text)
+
+
+def _joined(spaced: str, alone: set[str]) -> str:
+    groups = spaced.split(" ")
+    return spaced if alone.issuperset(groups) else "".join(groups)
 
 
 def _plain(match: re.Match[str]) -> str:

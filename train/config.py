@@ -14,24 +14,48 @@ from ntl_jax.models import Config, T5Config
 class DataConfig:
     """Which questions to train and evaluate on."""
 
-    name: Literal["arithmetic", "multiplication", "mathematics", "gsm8k", "jsonl"] = (
-        "arithmetic"
-    )
+    name: Literal[
+        "arithmetic",
+        "multiplication",
+        "three_digits",
+        "mathematics",
+        "gsm8k",
+        "rjokes",
+        "multirc",
+        "jsonl",
+        "tsv",
+    ] = "arithmetic"
     """arithmetic: generated questions in words; multiplication: generated products,
-    12*345=4140; mathematics: DeepMind's dataset; gsm8k: grade-school word problems;
-    jsonl: your own files."""
+    12*345=4140; three_digits: all products of two numbers of three digits, in words;
+    mathematics: DeepMind's dataset; gsm8k: grade-school word problems; rjokes: how
+    funny a joke is, 0 to 11; multirc: questions about a passage, answers in words;
+    jsonl, tsv: your own files."""
     raw_dir: str | None = None
     """Folder of raw files (default: $NTL_DATA_DIR; without either, downloaded)."""
+    subset: Literal["paper", "arithmetic"] | None = None
+    """mathematics: the paper's 13 and 7 modules, or its sums of several terms, with the
+    paper's validation rows; in the place of modules and difficulties."""
+    generate: bool = False
+    """mathematics: make the questions here, of the modules that need no files."""
     modules: tuple[str, ...] = ("arithmetic__add_sub_multiple",)
     """mathematics: the modules to train on and to evaluate by interpolation."""
     extrapolation_modules: tuple[str, ...] = ("arithmetic__add_sub_multiple_longer",)
     """mathematics: the modules to evaluate by extrapolation."""
     difficulties: tuple[str, ...] = ("train-easy", "train-medium", "train-hard")
     """mathematics: the training folders."""
+    train_split: Literal["train", "dev"] = "train"
+    """rjokes: the split to train on; the later ones are evaluated on."""
+    paper_form: bool = False
+    """gsm8k, multirc, three_digits: rows as the paper's code made them, its faults
+    included: numbers damaged by their clean-up, the question behind the passage,
+    products of which training shows the other order."""
+    bad_rows: Literal["error", "skip"] = "error"
+    """Files: a malformed row ends the run, or is left out, counted and reported."""
     train_file: str | None = None
-    """jsonl: one {"question": ..., "answer": ...} a line."""
+    """jsonl: one {"question": ..., "answer": ...} a line; tsv: question, tab, answer,
+    or columns named in the first line."""
     eval_file: str | None = None
-    """jsonl: held-out rows; without it no evaluation by generation."""
+    """jsonl, tsv: held-out rows; without it no evaluation by generation."""
     train_size: int | None = None
     """Train on this many rows (generated ones: of as many as you like); None takes
     all."""
@@ -39,8 +63,8 @@ class DataConfig:
     """Evaluate on so many rows of each evaluation set, its first ones (mathematics:
     of each module); None takes all."""
     validation_fraction: float = 0.0
-    """gsm8k, jsonl: this share of the training rows is held out as the evaluation set
-    "validation" (the paper: 0.15 of GSM8K)."""
+    """gsm8k, jsonl, tsv: this share of the training rows is held out as the evaluation
+    set "validation" (the paper: 0.15 of GSM8K)."""
     max_operand: int = 99
     """arithmetic: operands are 0..max_operand; extrapolation goes beyond."""
     digits: int = 5
@@ -200,9 +224,9 @@ class TrainConfig:
     allow_low_coverage: bool = False
     """Train although under half of the digits in the answers land on number tokens."""
     init_from: str | None = None
-    """Start from this Hugging Face checkpoint (folder or hub id). Its config replaces
-    `model`, except for dropout and compute dtype; its tokenizer is used where
-    `tokenizer` is builtin."""
+    """Start from this Hugging Face checkpoint (folder or hub id) of any family. Its
+    config takes the place of the preset's model, but for dropout and compute dtype;
+    its tokenizer is used where `tokenizer` is builtin."""
     cross_entropy_baseline: bool = False
     """Train a second model with cross entropy alone, on the same data, seed and
     tokenizer, and print both side by side."""

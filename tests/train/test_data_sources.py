@@ -114,7 +114,10 @@ def test_jsonl(tmp_path, name):
         (b'{"question": "1"}', 'line 1: "answer" is missing; write'),
         (b'{"answer": "1"}', 'line 1: "question" is missing; write'),
         (b'{"question": "1", "answer": 1}', 'line 1: "answer" is no string; write'),
-        (b'{"question": "1",\n\xff', "line 2: byte 0xff is no UTF-8; save"),
+        (
+            b'{"question": "1", "answer": "1"}\n\xff',
+            "line 2: byte 0xff is no UTF-8; save",
+        ),
     ],
 )
 def test_broken_jsonl_is_one_clear_line(tmp_path, data, message):
@@ -127,7 +130,7 @@ def test_broken_jsonl_is_one_clear_line(tmp_path, data, message):
     ("data", "message"),
     [
         (b"", r"m\.txt: the file is empty; it needs"),
-        (b"1+1\n2\n3+3\n", "3 lines, an odd number: the question in line 3 has no"),
+        (b"1+1\n2\n3+3\n", "3 lines, an odd number: a question has no answer"),
         (b"1+1\n2\n3+3", "3 lines, an odd number"),
         (b"1+1\n2\n\xe9\n4\n", "line 3: byte 0xe9 is no UTF-8"),
     ],

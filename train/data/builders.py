@@ -7,34 +7,27 @@ import os
 import pathlib
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from typing import overload
 
 import tensorflow_datasets as tfds
 
-from train.data.sources import (
-    DataError,
-    Row,
-    find_file,
-    read_gsm8k,
-    read_mathematics,
-)
+from train.data.files import DataError, find_file
+from train.data.mathematics import FOLDERS, read_mathematics
+from train.data.rows import Row
+from train.data.sources import read_gsm8k, read_multirc, read_rjokes
 
-MATHEMATICS_SPLITS = (
-    "train-easy",
-    "train-medium",
-    "train-hard",
-    "interpolate",
-    "extrapolate",
-)
+_VERSION = "2.0.0"  # raise it when the rows change: what is prepared stays
 
 
 class _QuestionsBuilder(tfds.core.GeneratorBasedBuilder):
-    """What the two builders share: features, ArrayRecord, and local raw files."""
+    """What the builders share: features, ArrayRecord, and local raw files."""
 
-    VERSION = tfds.core.Version("1.0.0")  # raise it when the rows change: they stay
+    VERSION = tfds.core.Version(_VERSION)
     SKIP_REGISTERING = True
     homepage = ""
+    url = ""
 
     def __init__(self, *, raw_dir: str | None = None, **kwargs) -> None:
         self._raw_dir = raw_dir
@@ -51,14 +44,39 @@ class _QuestionsBuilder(tfds.core.GeneratorBasedBuilder):
             disable_shuffling=True,  # rows keep the order of their file
         )
 
+    def _files(
+        self, dl_manager: tfds.download.DownloadManager, names: dict[str, str]
+    ) -> Mapping[str, str | os.PathLike]:
+        """The file of each split: in the raw folder, or downloaded from `url`."""
+        if self._raw_dir is not None:
+            return {
+                split: find_file(self._raw_dir, name) for split, name in names.items()
+            }
+        return dl_manager.download(
+            {split: self.url.format(split=split) for split in names}
+        )
+
     def _generate_examples(self, rows: Sequence[Row]) -> Iterator[tuple[int, Row]]:
         yield from enumerate(rows)
 
 
-class Gsm8k(_QuestionsBuilder):
+class _FormedBuilder(_QuestionsBuilder):
+    """Of a dataset whose rows also have the form that the paper's code gave them."""
+
+    def __init__(self, **kwargs) -> None:
+        kwargs.setdefault("config", form_config(paper_form=False))
+        super().__init__(**kwargs)
+
+    @property
+    def paper_form(self) -> bool:
+        return self.builder_config == form_config(paper_form=True)
+
+
+class Gsm8k(_FormedBuilder):
     """GSM8K, cleaned as `read_gsm8k` does; splits ``train`` and ``test``.
 
     Args:
+        config: `form_config(paper_form)`; by default not the paper's form.
         raw_dir: folder of ``{train,test}.jsonl[.gz]``; None downloads them from GitHub.
         data_dir: where the ArrayRecord files go; by default ``$TFDS_DATA_DIR``, else
             ``~/tensorflow_datasets``.
@@ -72,17 +90,70 @@ class Gsm8k(_QuestionsBuilder):
     )
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager):
-        splits = ("train", "test")
-        if self._raw_dir is None:
-            files = dl_manager.download(
-                {split: self.url.format(split=split) for split in splits}
-            )
-        else:
-            files = {
-                split: find_file(self._raw_dir, f"{split}.jsonl") for split in splits
-            }
+        files = self._files(dl_manager, {s: f"{s}.jsonl" for s in ("train", "test")})
         return {
-            split: self._generate_examples(read_gsm8k(files[split])) for split in splits
+            split: self._generate_examples(read_gsm8k(file, paper_form=self.paper_form))
+            for split, file in files.items()
+        }
+
+
+class RJokes(_QuestionsBuilder):
+    """rJokes, read as `read_rjokes` does; splits ``train``, ``dev`` and ``test``.
+
+    Its texts are Reddit users': the release asks to remove what they ask to remove.
+
+    Args:
+        raw_dir: folder of ``{train,dev,test}.tsv[.gz]``; None downloads them from
+            GitHub.
+        data_dir: as for `Gsm8k`.
+    """
+
+    name = "ntl_rjokes"
+    homepage = "https://github.com/orionw/rJokesData"
+    url = (
+        "https://raw.githubusercontent.com/orionw/rJokesData/master/data/{split}.tsv.gz"
+    )
+
+    def _split_generators(self, dl_manager: tfds.download.DownloadManager):
+        splits = ("train", "dev", "test")
+        files = self._files(dl_manager, {split: f"{split}.tsv" for split in splits})
+        return {
+            split: self._generate_examples(read_rjokes(file))
+            for split, file in files.items()
+        }
+
+
+class MultiRC(_FormedBuilder):
+    """MultiRC, read as `read_multirc` does; splits ``train``, ``val`` and ``test``.
+
+    The answers of ``test`` are empty: its labels are not public.
+
+    Args:
+        config: `form_config(paper_form)`; by default not the paper's form.
+        raw_dir: folder of ``{train,val,test}.jsonl[.gz]``; None downloads SuperGLUE's
+            archive.
+        data_dir: as for `Gsm8k`.
+    """
+
+    name = "ntl_multirc"
+    homepage = "https://super.gluebenchmark.com"
+    url = "https://dl.fbaipublicfiles.com/glue/superglue/data/v2/MultiRC.zip"
+
+    def _split_generators(self, dl_manager: tfds.download.DownloadManager):
+        if self._raw_dir is None:
+            archive = pathlib.Path(dl_manager.download(self.url))
+            folder = _extracted(archive) / "MultiRC"
+        else:
+            folder = pathlib.Path(self._raw_dir)
+        return {
+            split: self._generate_examples(
+                read_multirc(
+                    find_file(folder, f"{split}.jsonl"),
+                    labelled=split != "test",
+                    paper_form=self.paper_form,
+                )
+            )
+            for split in ("train", "val", "test")
         }
 
 
@@ -116,7 +187,7 @@ class Mathematics(_QuestionsBuilder):
             raise DataError("Mathematics needs config=mathematics_config(module)")
         module = self.builder_config.name
         files = {}
-        for split in MATHEMATICS_SPLITS:
+        for split in FOLDERS:
             if any((folder / split).glob(f"{module}.txt*")):
                 files[split] = find_file(folder / split, f"{module}.txt")
         if not files:
@@ -130,7 +201,7 @@ class Mathematics(_QuestionsBuilder):
 
 
 def _extracted(archive: pathlib.Path) -> pathlib.Path:
-    """A tar archive's content in a folder beside it, where every module finds it.
+    """A tar or zip archive's content in a folder beside it, where all find it.
 
     The download manager's own extraction imports TensorFlow.
     """
@@ -138,15 +209,25 @@ def _extracted(archive: pathlib.Path) -> pathlib.Path:
     if not folder.is_dir():
         with tempfile.TemporaryDirectory(dir=archive.parent) as unfinished:
             content = pathlib.Path(unfinished, "content")
-            with tarfile.open(archive) as tar:
-                tar.extractall(content, filter="data")
+            if zipfile.is_zipfile(archive):
+                with zipfile.ZipFile(archive) as packed:
+                    packed.extractall(content)
+            else:
+                with tarfile.open(archive) as packed:
+                    packed.extractall(content, filter="data")
             content.rename(folder)  # whole or not at all
     return folder
 
 
 def mathematics_config(module: str) -> tfds.core.BuilderConfig:
     """The configuration of `Mathematics` that names a module."""
-    return tfds.core.BuilderConfig(name=module, version="1.0.0")
+    return tfds.core.BuilderConfig(name=module, version=_VERSION)
+
+
+def form_config(paper_form: bool) -> tfds.core.BuilderConfig:
+    """The configuration of `Gsm8k` and `MultiRC` that names the form of the rows."""
+    name = "paper" if paper_form else "plain"
+    return tfds.core.BuilderConfig(name=name, version=_VERSION)
 
 
 def split_name(folder: str) -> str:

@@ -1,10 +1,8 @@
 """Products of a k-digit and an l-digit number, cell by cell."""
 
-from collections.abc import Iterable
-
 import numpy as np
 
-from train.data.rows import Row
+from train.data.rows import ComputedRows, Row
 from train.data.sources import DataError
 
 _TEST_ROWS = 500  # a cell, or a fifth of the pairs that exist
@@ -27,7 +25,7 @@ def cells(digits: int, beyond: int = 0) -> list[Cell]:
     return [cell for cell in every if not beyond or max(cell) > digits]
 
 
-def multiplication_test(cell: Cell, *, seed: int) -> list[Row]:
+def multiplication_test(cell: Cell, *, seed: int) -> ComputedRows:
     """The held-out products of one cell, which training never shows.
 
     Args:
@@ -47,14 +45,14 @@ def multiplication_test(cell: Cell, *, seed: int) -> list[Row]:
     return _rows(_test_pairs(cell, seed))
 
 
-def multiplication_train(n: int, *, digits: int, seed: int) -> list[Row]:
+def multiplication_train(n: int, *, digits: int, seed: int) -> ComputedRows:
     """Products for training, every cell of 1..digits equally often.
 
     Args:
         n: how many rows.
         digits: the most digits of an operand.
         seed: equal seeds give equal rows; no row is in `multiplication_test` of the
-            same seed.
+            same seed, nor is its other order (12*345 and 345*12).
 
     Returns:
         n rows in random order, drawn with replacement.
@@ -77,13 +75,13 @@ def multiplication_train(n: int, *, digits: int, seed: int) -> list[Row]:
 
 
 def _train_pairs(cell: Cell, n: int, seed: int, rng) -> np.ndarray:
-    held_out = np.sort(_keys(_test_pairs(cell, seed)))
+    held_out = _keys(_test_pairs(cell, seed))
+    other_order = _keys(_test_pairs((cell[1], cell[0]), seed)[:, ::-1])
+    held_out = np.unique(np.concatenate([held_out, other_order]))
     chosen = np.empty((0, 2), np.int64)
     while len(chosen) < n:
         drawn = _draw(cell, n - len(chosen), rng)
-        keys = _keys(drawn)
-        places = np.minimum(np.searchsorted(held_out, keys), len(held_out) - 1)
-        known = held_out[places] == keys if len(held_out) else np.zeros(len(keys), bool)
+        known = np.isin(_keys(drawn), held_out)
         chosen = np.concatenate([chosen, drawn[~known]])
     return chosen
 
@@ -122,8 +120,9 @@ def _keys(pairs: np.ndarray) -> np.ndarray:
     return pairs[:, 0] * 10**_MOST_DIGITS + pairs[:, 1]
 
 
-def _rows(pairs: Iterable) -> list[Row]:
-    return [
-        {"question": f"{a}*{b}=", "answer": str(int(a) * int(b))}
-        for a, b in np.asarray(pairs).tolist()
-    ]
+def _rows(pairs: np.ndarray) -> ComputedRows:
+    def row(number: int) -> Row:
+        a, b = pairs[number].tolist()
+        return {"question": f"{a}*{b}=", "answer": str(a * b)}
+
+    return ComputedRows(len(pairs), row)

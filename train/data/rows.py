@@ -2,12 +2,14 @@
 
 import bisect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
 import numpy as np
 
 Row = dict[str, str]
+
+_ROWS_AT_ONCE = 8192
 
 
 class LineRows(Sequence[Row]):
@@ -51,6 +53,96 @@ class LineRows(Sequence[Row]):
             for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
         )
         return {"question": question, "answer": answer}
+
+    def take(self, places: np.ndarray) -> "LineRows":
+        """The rows at these places, without a copy of their text."""
+        return LineRows(self._block, self._starts[places], self._ends[places])
+
+    def line(self, row: int, column: int) -> bytes:
+        """A row's question (column 0) or answer (1) as it stands in the block."""
+        return self._block[self._starts[row, column] : self._ends[row, column]]
+
+    def line_lengths(self) -> np.ndarray:
+        """i64[N, 2], bytes of each question and answer, white space around included."""
+        return self._ends - self._starts
+
+    def blank_starts(self) -> np.ndarray:
+        """bool[N, 2], whether a line begins with white space or has nothing in it."""
+        first = np.frombuffer(self._block, np.uint8)[self._starts]
+        return first <= ord(" ")
+
+    def invalid_lines(self) -> Iterator[int]:
+        """Lines that may be no text: 2 * row + column of those with other than ASCII
+        in them, or a byte of 0."""
+        if self._block.isascii() and b"\0" not in self._block:
+            return
+        for line in range(2 * len(self)):
+            text = self.line(*divmod(line, 2))
+            if not text.isascii() or b"\0" in text:
+                yield line
+
+
+class PickedRows(Sequence[Row]):
+    """Some rows of a sequence, in any order, without a copy.
+
+    Args:
+        rows: N rows.
+        places: i64[M], which of them.
+    """
+
+    def __init__(self, rows: Sequence[Row], places: np.ndarray) -> None:
+        self._rows, self._places = rows, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, row: int) -> Row: ...
+    @overload
+    def __getitem__(self, row: slice) -> "PickedRows": ...
+
+    def __getitem__(self, row):
+        if isinstance(row, slice):
+            return PickedRows(self._rows, self._places[row])
+        return self._rows[int(self._places[row])]
+
+    def __iter__(self) -> Iterator[Row]:
+        # A file reads many rows at once faster than one by one.
+        many = getattr(self._rows, "__getitems__", None)
+        for start in range(0, len(self), _ROWS_AT_ONCE):
+            places = self._places[start : start + _ROWS_AT_ONCE].tolist()
+            yield from many(places) if many else map(self._rows.__getitem__, places)
+
+
+class ComputedRows(Sequence[Row]):
+    """Rows that are made when they are asked for, each from its number alone.
+
+    >>> rows = ComputedRows(9, lambda n: {"question": f"{n}+1=", "answer": f"{n + 1}"})
+    >>> rows[3], len(rows[2:7])
+    ({'question': '3+1=', 'answer': '4'}, 5)
+
+    Args:
+        n: how many.
+        row: a row by its number in 0..n-1; pure.
+    """
+
+    def __init__(self, n: int, row: Callable[[int], Row]) -> None:
+        self._numbers, self._row = range(n), row
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, row: int) -> Row: ...
+    @overload
+    def __getitem__(self, row: slice) -> "ComputedRows": ...
+
+    def __getitem__(self, row):
+        if isinstance(row, slice):
+            part = ComputedRows(0, self._row)
+            part._numbers = self._numbers[row]
+            return part
+        return self._row(self._numbers[row])
 
 
 class JoinedRows(Sequence[Row]):

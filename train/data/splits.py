@@ -3,24 +3,23 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from train.config import DataConfig
+from train.data.files import DataError
+from train.data.mathematics_splits import mathematics_parts
 from train.data.multiplication import cells, multiplication_test, multiplication_train
-from train.data.rows import JoinedRows, Row, spread
-from train.data.sources import (
-    DataError,
-    arithmetic_questions,
-    find_file,
-    read_gsm8k,
-    read_jsonl,
-    read_mathematics,
-)
+from train.data.official import gsm8k, multirc, rjokes
+from train.data.rows import JoinedRows, PickedRows, Row, spread
+from train.data.sources import arithmetic_questions, read_jsonl, read_tsv
+from train.data.three_digits import three_digit_products
 
 _ARITHMETIC_TRAIN = 100_000
 _ARITHMETIC_EVAL = 1_000
+_PAPER_FORMS = ("gsm8k", "multirc", "three_digits")
+_MATHEMATICS_ONLY = ("subset", "generate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,18 +28,28 @@ class Splits:
 
     train: Sequence[Row]
     evaluation: dict[str, Sequence[Row]]
+    numeric: bool = True
+    """Whether every answer is a number, or ends in one; else it is text."""
 
 
 def load_splits(data: DataConfig) -> Splits:
     """Reads, downloads or generates the rows that a config names.
 
-    Evaluation sets by dataset: arithmetic, multiplication and mathematics have
-    ``interpolation`` and ``extrapolation``; gsm8k has ``test``; jsonl has ``eval`` if
-    there is an eval_file; the last two also ``validation`` if validation_fraction is
-    not 0.
+    | dataset | evaluation sets |
+    |---|---|
+    | arithmetic, multiplication | interpolation, extrapolation |
+    | three_digits | validation, test |
+    | mathematics | interpolation, extrapolation; with a subset also validation |
+    | gsm8k | test |
+    | rjokes | dev (if not trained on), test |
+    | multirc | validation |
+    | jsonl, tsv | eval, if there is an eval_file |
+
+    gsm8k, jsonl and tsv have ``validation`` too if validation_fraction is not 0.
 
     Raw files are looked for in ``data.raw_dir``, else in ``$NTL_DATA_DIR``: in
-    ``gsm8k/{train,test}.jsonl`` and ``mathematics_dataset/SPLIT/MODULE.txt``, each
+    ``gsm8k/{train,test}.jsonl``, ``rjokes/{train,dev,test}.tsv``,
+    ``multirc/{train,val}.jsonl`` and ``mathematics_dataset/SPLIT/MODULE.txt``, each
     gzipped or not, and with or without that first folder. Without either variable they
     are downloaded.
 
@@ -52,14 +61,19 @@ def load_splits(data: DataConfig) -> Splits:
         Rows ``{"question": str, "answer": str}``, in random-access sequences.
 
     Raises:
-        DataError: a file is missing or broken, or holds fewer rows than train_size.
+        DataError: a file is missing or broken, or holds fewer rows than train_size; or
+            fields contradict each other.
     """
     loaders = {
         "arithmetic": _arithmetic,
         "multiplication": _multiplication,
+        "three_digits": _three_digits,
         "mathematics": _mathematics,
         "gsm8k": _gsm8k,
-        "jsonl": _jsonl,
+        "rjokes": _rjokes,
+        "multirc": _multirc,
+        "jsonl": _own_files,
+        "tsv": _own_files,
     }
     if data.name not in loaders:
         raise DataError(f"no dataset {data.name!r}; take one of {', '.join(loaders)}")
@@ -67,6 +81,11 @@ def load_splits(data: DataConfig) -> Splits:
         size = getattr(data, name)
         if size is not None and size < 1:
             raise DataError(f"{name} must be at least 1 or None, got {size}")
+    if data.paper_form and data.name not in _PAPER_FORMS:
+        raise DataError(f"paper_form is for {', '.join(_PAPER_FORMS)}, not {data.name}")
+    for name in _MATHEMATICS_ONLY:
+        if getattr(data, name) and data.name != "mathematics":
+            raise DataError(f"{name} is for mathematics, not {data.name}")
     return loaders[data.name](data)
 
 
@@ -104,71 +123,50 @@ def _multiplication(data: DataConfig) -> Splits:
     )
 
 
+def _three_digits(data: DataConfig) -> Splits:
+    rows = three_digit_products(seed=data.seed, paper_form=data.paper_form)
+    return _sized(data, rows.pop("train"), rows)
+
+
 def _mathematics(data: DataConfig) -> Splits:
-    if not data.modules or not data.difficulties:
-        raise DataError("mathematics needs at least one module and one difficulty")
-    read = _mathematics_reader(data)
-    train = [
-        read(difficulty, module)
-        for module in data.modules
-        for difficulty in data.difficulties
-    ]
-    evaluation = {
-        "interpolation": [read("interpolate", module) for module in data.modules],
-        "extrapolation": [
-            read("extrapolate", module) for module in data.extrapolation_modules
-        ],
-    }
-    total = sum(map(len, train))
+    parts = mathematics_parts(data, _raw_folder(data, "mathematics_dataset"))
+    total = sum(map(len, parts.train))
     size = total if data.train_size is None else data.train_size
     if size > total:
         raise DataError(f"train_size is {size}, but {data.name} has {total} rows")
     return Splits(
-        spread(train, size),
-        {name: _head(parts, data) for name, parts in evaluation.items() if parts},
+        spread(parts.train, size),
+        {name: _head(rows, data) for name, rows in parts.evaluation.items()},
     )
 
 
-def _mathematics_reader(data: DataConfig):
-    """A function from a folder and a module to rows, from raw files or downloaded."""
-    raw = _raw_folder(data, "mathematics_dataset")
-    if raw is not None:
-        return lambda folder, module: read_mathematics(
-            find_file(raw / folder, f"{module}.txt")
-        )
-    from train.data import builders  # TensorFlow Datasets takes seconds to import
-
-    def read(folder: str, module: str) -> Sequence[Row]:
-        config = builders.mathematics_config(module)
-        builder = builders.prepare(builders.Mathematics(config=config))
-        return builders.ArrayRecordRows(builder, builders.split_name(folder))
-
-    return read
-
-
 def _gsm8k(data: DataConfig) -> Splits:
-    raw = _raw_folder(data, "gsm8k")
-    if raw is not None:
-        train, test = (
-            read_gsm8k(find_file(raw, f"{split}.jsonl")) for split in ("train", "test")
-        )
-    else:
-        from train.data import builders  # as above
-
-        builder = builders.prepare(builders.Gsm8k())
-        train, test = (
-            builders.ArrayRecordRows(builder, split) for split in ("train", "test")
-        )
-    return _with_validation(data, train, {"test": test})
+    rows = gsm8k(data, _raw_folder(data, "gsm8k"))
+    return _with_validation(data, rows.pop("train"), rows)
 
 
-def _jsonl(data: DataConfig) -> Splits:
+def _rjokes(data: DataConfig) -> Splits:
+    rows = rjokes(data, _raw_folder(data, "rjokes"))
+    return _sized(data, rows.pop(data.train_split), rows)
+
+
+def _multirc(data: DataConfig) -> Splits:
+    rows = multirc(data, _raw_folder(data, "multirc"))
+    splits = _sized(data, rows["train"], {"validation": rows["val"]})
+    return dataclasses.replace(splits, numeric=False)
+
+
+def _own_files(data: DataConfig) -> Splits:
+    read = read_jsonl if data.name == "jsonl" else read_tsv
     if data.train_file is None:
-        raise DataError("the dataset jsonl needs train_file, the path of a .jsonl file")
+        raise DataError(
+            f"the dataset {data.name} needs train_file, the path of a .{data.name} file"
+        )
     evaluation = {}
     if data.eval_file is not None:
-        evaluation["eval"] = read_jsonl(data.eval_file)
-    return _with_validation(data, read_jsonl(data.train_file), evaluation)
+        evaluation["eval"] = read(data.eval_file, bad_rows=data.bad_rows)
+    train = read(data.train_file, bad_rows=data.bad_rows)
+    return _with_validation(data, train, evaluation)
 
 
 def _with_validation(
@@ -183,15 +181,23 @@ def _with_validation(
     if held_out:
         order = np.random.Generator(np.random.PCG64(data.seed)).permutation(len(train))
         evaluation = {
-            "validation": [train[row] for row in sorted(order[:held_out].tolist())],
+            "validation": PickedRows(train, np.sort(order[:held_out])),
             **evaluation,
         }
-        train = [train[row] for row in sorted(order[held_out:].tolist())]
+        train = PickedRows(train, np.sort(order[held_out:]))
+    return _sized(data, train, evaluation)
+
+
+def _sized(
+    data: DataConfig, train: Sequence[Row], evaluation: Mapping[str, Sequence[Row]]
+) -> Splits:
+    """The first rows, as many as asked for."""
     size = len(train) if data.train_size is None else data.train_size
     if size > len(train):
         raise DataError(f"train_size is {size}, but {data.name} has {len(train)} rows")
     return Splits(
-        train[:size], {name: _head([rows], data) for name, rows in evaluation.items()}
+        train if size == len(train) else train[:size],
+        {name: _head([rows], data) for name, rows in evaluation.items()},
     )
 
 
