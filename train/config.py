@@ -191,7 +191,7 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
-    """Evaluation: teacher-forced losses, then greedy decoding and number metrics."""
+    """Evaluation: teacher-forced losses, then generated answers and their metrics."""
 
     every: int | None = None
     """Steps between evaluations; None evaluates only at the end."""
@@ -199,6 +199,14 @@ class EvalConfig:
     """Questions a decoding step, over all devices."""
     max_new_tokens: int = 32
     """Longest answer that is generated [tokens]."""
+    beams: int = 1
+    """Beams that decoding searches with (the paper: 4); 1 decodes greedily."""
+    numbers: Literal["argmax", "expected", "median"] = "argmax"
+    """Which number token greedy decoding writes where the likeliest token is one: this
+    one, or the one nearest to the mean or median of their distribution."""
+    paper_compat: bool = False
+    """Count as the paper's code does: its grammar of numbers, answers within 0.001% as
+    right, predictions clipped to 1e10, means over batches, padding as right tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,6 +272,11 @@ class TrainConfig:
             f"every loss term is None ({', '.join(terms)}): set one, e.g. --loss.ce 1.",
         )
         self._validate_ranges()
+        _check(
+            self.evaluation.beams == 1 or self.evaluation.numbers == "argmax",
+            f"--evaluation.numbers {self.evaluation.numbers} is for greedy decoding: "
+            "leave out --evaluation.beams, or it.",
+        )
         _check(
             not (self.loss.reweigh and self.loss.support == "full"),
             "--loss.reweigh needs --loss.support numbers: under full the number mass "
@@ -349,7 +362,7 @@ _RANGES = {
         "weight_decay": _NOT_NEGATIVE,
         "clip_norm": _POSITIVE,
     },
-    "evaluation": {"max_new_tokens": _AT_LEAST_1},
+    "evaluation": dict.fromkeys(("max_new_tokens", "beams"), _AT_LEAST_1),
 }
 """What each number may be; None is always allowed."""
 
