@@ -65,6 +65,13 @@ T5_RULES: Rules = (
     (r"(encoder|decoder)/final_norm/scale", _REPLICATED),
 )
 
+T5_REGRESSION_RULES: Rules = (
+    *T5_RULES,
+    (r"head/dense/kernel", PartitionSpec("fsdp", "tensor")),  # [D, D]
+    (r"head/out/kernel", PartitionSpec("tensor", None)),  # [D, 1]
+    (r"head/(dense|out)/bias", _REPLICATED),
+)
+
 GPT2_RULES: Rules = (
     (r"wte/embedding", PartitionSpec("tensor", "fsdp")),  # [W, D]
     (r"wpe/embedding", PartitionSpec(None, "fsdp")),  # [n_positions, D]
@@ -96,6 +103,7 @@ _RULES: dict[str, Rules] = {
     "GPT2Config": GPT2_RULES,
     "GraniteConfig": GRANITE_RULES,
     "T5Config": T5_RULES,
+    "T5RegressionConfig": T5_REGRESSION_RULES,
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ntl_jax.hf import gpt2, granite, t5
+from ntl_jax.hf import gpt2, granite, t5, t5_regression
 from ntl_jax.hf.blocks import StoredTensor
 from ntl_jax.hf.files import (
     open_tensors,
@@ -32,20 +32,23 @@ from ntl_jax.models import (
     GraniteConfig,
     Params,
     T5Config,
+    T5RegressionConfig,
     init_params,
 )
 
-# By config.json's model_type, and by the config's class.
+# By config.json's model_type or, before it, its architecture; by the config's class.
 _FAMILIES: dict[str, ModuleType] = {
     "gpt2": gpt2,
     "granite": granite,
     "granitemoe": granite,
     "t5": t5,
 }
+_ARCHITECTURES: dict[str, ModuleType] = {t5_regression.ARCHITECTURE: t5_regression}
 _FAMILY_OF_CONFIG: dict[type, ModuleType] = {
     GPT2Config: gpt2,
     GraniteConfig: granite,
     T5Config: t5,
+    T5RegressionConfig: t5_regression,
 }
 
 
@@ -89,6 +92,8 @@ def load_config(source: str | Path, *, dtype: str = "float32", **changes: Any) -
     folder = resolve_folder(source)
     raw = read_json(folder / "config.json")
     family = _FAMILIES.get(raw.get("model_type", ""))
+    for name in raw.get("architectures") or ():
+        family = _ARCHITECTURES.get(name, family)
     if family is None:
         raise ValueError(
             f"{folder / 'config.json'} has model_type {raw.get('model_type')!r}; "

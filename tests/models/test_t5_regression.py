@@ -19,6 +19,7 @@ from ntl_jax.models import (
     init_params,
     regression_from_t5,
 )
+from ntl_jax.sharding import make_mesh, param_shardings
 from tests.tiny_t5 import KINDS, SIZES, perturbed, tensors
 
 TOLERANCE = 1e-4  # a model in float32
@@ -31,7 +32,8 @@ def torch_model(kind, **changes) -> Any:
     import transformers
 
     torch.manual_seed(0)
-    config = transformers.T5Config(**SIZES | KINDS[kind] | changes, num_labels=1)
+    sizes: Any = SIZES | KINDS[kind] | changes | {"num_labels": 1}
+    config = transformers.T5Config(**sizes)
     model = transformers.T5ForSequenceClassification(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -206,6 +208,24 @@ def test_a_pretrained_t5_keeps_its_weights_under_a_fresh_head():
     assert np.isfinite(run(config, params, questions())).all()
     dense = np.asarray(flatten(params)["head/dense/kernel"])
     assert abs(dense.std() / 32**-0.5 - 1) < 0.1
+
+
+@pytest.mark.slow
+def test_on_a_mesh_values_and_gradients_stay_the_same():
+    data = {name: np.tile(value, (4, 1))[:4] for name, value in questions().items()}
+
+    def loss(params):
+        return jnp.sum(jnp.square(run(CONFIG, params, data)))
+
+    params = init_params(CONFIG, jax.random.key(0))
+    mesh = make_mesh(2, 2, 2)
+    spread = jax.device_put(params, param_shardings(CONFIG, params, mesh))
+    for case in (params, spread):
+        grads = jax.jit(jax.grad(loss))(case)
+        if case is params:
+            want = grads
+    errors = relative_errors(jax.device_get(grads), jax.device_get(want))
+    assert max(errors.values()) < 1e-4, errors
 
 
 def test_dropout_outside_its_range_is_refused():
