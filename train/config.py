@@ -79,6 +79,15 @@ class DataConfig:
     """Longer answers are truncated, and counted [tokens]."""
     separator: str = "\n"
     """Decoder-only models: what stands between a question and its answer."""
+    packing: bool = False
+    """Put several questions side by side in a row, none split and none seeing another;
+    batch_size then counts these rows."""
+    packed_length: int | None = None
+    """packing: tokens of a row, question and answer together; None: as many as the
+    longest question and answer have."""
+    buckets: int = 1
+    """Pad batches to one of at most so many lengths, each compiled once, and batch rows
+    of like length together; 1 pads all to the longest row."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,7 +301,26 @@ class TrainConfig:
             f"--optimizer.warmup-steps {self.optimizer.warmup_steps} leaves nothing of "
             f"--steps {self.steps}.",
         )
+        self._validate_packing()
         self._validate_mesh(num_devices)
+
+    def _validate_packing(self) -> None:
+        _check(
+            not self.data.packing or self.data.buckets == 1,
+            "--data.packing makes all rows equally long: leave out --data.buckets.",
+        )
+        _check(
+            self.data.packing or self.data.packed_length is None,
+            f"--data.packed-length {self.data.packed_length} needs --data.packing.",
+        )
+        by_row = [
+            name for name in PER_ROW_TERMS if getattr(self.loss, name) is not None
+        ]
+        _check(
+            not self.data.packing or not by_row,
+            f"--loss.{' and --loss.'.join(by_row)} looks at rows as whole answers, "
+            "which packed rows are not: leave out --data.packing.",
+        )
 
     def _validate_ranges(self) -> None:
         """Every number of the data, the loss and the optimizer; NaN is in no range."""
@@ -331,6 +359,9 @@ class TrainConfig:
 NUMBER_TERMS = ("was", "cdf", "mse", "mae", "huber", "number_level")
 NUMBER_TERMS += ("dist2", "smmd", "digit_entropy", "ntil", "raft", "gce")
 
+PER_ROW_TERMS = ("ntil", "raft")
+"""Losses that are one number a row, and not a sum over its tokens or numbers."""
+
 _NOT_NEGATIVE = (0, math.inf, True)  # low, high, whether low itself is allowed
 _POSITIVE = (0, math.inf, False)
 _AT_LEAST_1 = (1, math.inf, True)
@@ -344,6 +375,8 @@ _RANGES = {
         "eval_size": _AT_LEAST_1,
         "max_source_length": _AT_LEAST_1,
         "max_target_length": _AT_LEAST_1,
+        "packed_length": _AT_LEAST_1,
+        "buckets": (1, 65, True),
         "validation_fraction": _SHARE,
     },
     "loss": dict.fromkeys(("ce", *NUMBER_TERMS, "z_loss"), _NOT_NEGATIVE)

@@ -10,12 +10,16 @@ from ntl_jax.number_grammar import find_numbers, last_number
 from ntl_jax.tokenization import Tokenizer, load_tokenizer
 from train.config import NUMBER_TERMS, ConfigError, TrainConfig
 from train.data import (
+    Buckets,
     CausalDataset,
     DataError,
+    PackedDataset,
     Row,
     Splits,
     TokenizedDataset,
     load_splits,
+    make_buckets,
+    pack,
     tokenize_rows,
 )
 from train.model import is_decoder_only
@@ -32,8 +36,9 @@ class Inputs:
 
     tokenizer: Tokenizer
     splits: Splits
-    train: TokenizedDataset
+    train: TokenizedDataset | PackedDataset
     evaluation: dict[str, TokenizedDataset]
+    buckets: Buckets | None
 
 
 def tokenizer_name(config: TrainConfig) -> str:
@@ -90,7 +95,54 @@ def load_inputs(config: TrainConfig, model: Config) -> Inputs:
     train = ready(splits.train)
     for dataset in (train, *evaluation.values()):
         _check_length(dataset, config, model)
-    return Inputs(tokenizer, splits, train, evaluation)
+    if config.data.packing:
+        packed = _packed(train, config, model)
+        return Inputs(tokenizer, splits, packed, evaluation, None)
+    buckets = None
+    if config.data.buckets > 1:
+        buckets = make_buckets(train, config.data.buckets)
+    return Inputs(tokenizer, splits, train, evaluation, buckets)
+
+
+def _packed(
+    train: TokenizedDataset, config: TrainConfig, model: Config
+) -> PackedDataset:
+    packed = pack(train, seed=config.data.seed, length=config.data.packed_length)
+    for name in ("n_positions", "max_position_embeddings"):
+        length, most = packed.shape[0], getattr(model, name, packed.shape[0])
+        if length > most:
+            raise ConfigError(
+                f"packed rows have {length} tokens, more than the model's {most} "
+                "positions: lower --data.packed-length, or set "
+                f"--model.{name.replace('_', '-')} {length}."
+            )
+    return packed
+
+
+def layout(inputs: Inputs) -> list[str]:
+    """Lines that say how many rows there are, how long, and how many were cut."""
+    train = inputs.train
+    if isinstance(train, PackedDataset):
+        rows, how = train.rows, f"packed into {len(train):,} rows of"
+    elif inputs.buckets is not None:
+        rows, how = (
+            train,
+            f"padded to one of {len(inputs.buckets.lengths)} lengths up to",
+        )
+    else:
+        rows, how = train, "padded to"
+    lengths = " + ".join(map(str, train.shape))
+    lines = [
+        f"{len(rows):,} training rows, {how} {lengths} tokens, "
+        f"{rows.truncated_sources:,} + {rows.truncated_targets:,} truncated"
+    ]
+    for name, dataset in inputs.evaluation.items():
+        cut = dataset.truncated_sources, dataset.truncated_targets
+        if any(cut):
+            lines.append(
+                f"{name}: of {len(dataset):,} rows {cut[0]:,} + {cut[1]:,} truncated"
+            )
+    return lines
 
 
 def _check_length(dataset: TokenizedDataset, config: TrainConfig, model: Config):

@@ -16,7 +16,7 @@ from train.checkpoint import Checkpointer, has_checkpoint, is_coordinator
 from train.config import ConfigError, TrainConfig, mesh_shape
 from train.data import train_batches
 from train.evaluate import Evaluator, SetResult, write_predictions
-from train.inputs import Inputs, load_inputs, make_vocab, tokenizer_name
+from train.inputs import Inputs, layout, load_inputs, make_vocab, tokenizer_name
 from train.model import DROPOUT_RATES, model_dict
 from train.progress import IntervalLog, StopSignal
 from train.rundir import (
@@ -129,6 +129,7 @@ def _train(
         batch_size=config.data.batch_size,
         seed=config.data.seed,
         start_step=first,
+        buckets=inputs.buckets,
     )
     log = IntervalLog(state.params, first, config.steps, writer)
     with StopSignal() as stop, log, contextlib.closing(batches):
@@ -193,7 +194,6 @@ def _starting_point(config: TrainConfig) -> tuple[Params | None, Config]:
 
 
 def _log_start(state: TrainState, task: Task, inputs: Inputs) -> None:
-    train = inputs.train
     logger.info(
         "%s parameters on %d %s device(s), mesh %s",
         f"{count_parameters(state.params, task.model):,}",
@@ -201,14 +201,8 @@ def _log_start(state: TrainState, task: Task, inputs: Inputs) -> None:
         jax.devices()[0].platform,
         dict(task.mesh.shape),
     )
-    logger.info(
-        "%s training rows, padded to %d + %d tokens, %d + %d truncated",
-        f"{len(train):,}",
-        train.source_length,
-        train.target_length,
-        train.truncated_sources,
-        train.truncated_targets,
-    )
+    for line in layout(inputs):
+        logger.info("%s", line)
 
 
 def brief(metrics: dict[str, Any]) -> str:

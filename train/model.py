@@ -74,7 +74,8 @@ def answer_logits(
     Args:
         model: the model's config.
         params: its parameters.
-        batch: input_ids, attention_mask and labels; see `train.data`.
+        batch: input_ids, attention_mask and labels, and segment_ids where several
+            texts share a row; see `train.data`.
         dropout_key: None for no dropout.
 
     Returns:
@@ -84,10 +85,16 @@ def answer_logits(
     labels = batch["labels"]
     inputs, mask = batch["input_ids"], batch["attention_mask"]
     options: dict[str, Any] = {"attention_mask": mask, "dropout_key": dropout_key}
+    options["segment_ids"] = batch.get("segment_ids")
     if isinstance(model, T5Config):
+        segments = batch.get("target_segment_ids")
         shifted = shift_right(
-            labels, start_id=model.decoder_start_token_id, pad_id=model.pad_token_id
+            labels,
+            start_id=model.decoder_start_token_id,
+            pad_id=model.pad_token_id,
+            segment_ids=segments,
         )
+        options["target_segment_ids"] = segments
         return bind(model, params)(inputs, shifted, **options), labels, None
     labels = shift_labels(labels)
     if isinstance(model, GraniteConfig) and model.num_local_experts:
@@ -95,3 +102,11 @@ def answer_logits(
         hidden, router_loss = granite.hidden_and_router_loss(inputs, **options)
         return granite.logits(hidden), labels, router_loss
     return bind(model, params)(inputs, **options), labels, None
+
+
+def label_segments(model: Config, batch: dict[str, Array]) -> Int[Array, "B T"] | None:
+    """Which text of its row each of `answer_logits`' labels is of; None: of one."""
+    if isinstance(model, T5Config):
+        return batch.get("target_segment_ids")
+    segments = batch.get("segment_ids")
+    return None if segments is None else shift_labels(segments, ignore_index=0)

@@ -9,14 +9,16 @@ import optax
 
 from ntl_jax.losses import Objective, Term, stats_from_logits
 from ntl_jax.models import Config, GraniteConfig
-from train.model import answer_logits
+from train.model import answer_logits, label_segments
 from train.optimizer import learning_rate_schedule
 from train.state import Params, Task, TrainState, state_shardings
 
 Batch = dict[str, jax.Array]
 """input_ids i32 [B, S], attention_mask bool [B, S], labels i32 [B, T], S = T for a
-decoder-only model; in evaluation also weights f32 [B], 0 for the rows that only fill up
-the last batch, and for a decoder-only model prompt_ids and prompt_mask [B, P]."""
+decoder-only model. Where several texts share a row also segment_ids i32 [B, S], and for
+an encoder-decoder target_segment_ids i32 [B, T]. In evaluation also weights f32 [B], 0
+for the rows that only fill up the last batch, and for a decoder-only model prompt_ids
+and prompt_mask [B, P]."""
 
 MAX_DISTRIBUTION = 100
 """Largest K for which evaluation accumulates the [K, K] number distributions."""
@@ -35,7 +37,8 @@ def loss_and_grads(
             task.model, params, batch, dropout_key
         )
         stats = stats_from_logits(logits, labels, task.vocab)
-        terms = task.objective(stats, labels, task.vocab)
+        segments = label_segments(task.model, batch)
+        terms = task.objective(stats, labels, task.vocab, segment_ids=segments)
         total = task.objective.total(terms)
         if router_loss is None:
             return total, terms

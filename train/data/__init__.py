@@ -1,5 +1,9 @@
 """Questions and answers: where they come from, and how they reach the model."""
 
+from train.data.buckets import Buckets as Buckets
+from train.data.buckets import make_buckets as make_buckets
+from train.data.packing import PackedDataset as PackedDataset
+from train.data.packing import pack as pack
 from train.data.pipeline import eval_batches as eval_batches
 from train.data.pipeline import train_batches as train_batches
 from train.data.rows import Row as Row

@@ -1,10 +1,14 @@
 """Batches for training and evaluation, through grain, as a function of the step."""
 
-from collections.abc import Generator
+import functools
+from collections.abc import Callable, Generator
 
 import grain
 import numpy as np
 
+from train.data.buckets import Buckets
+from train.data.order import GROUPED_STEPS, grouped_rows, shuffled_rows
+from train.data.packing import PackedDataset
 from train.data.sources import DataError
 from train.data.transforms import Batch, TokenizedDataset
 
@@ -12,11 +16,12 @@ _ENDLESS = 2**48  # steps
 
 
 def train_batches(
-    dataset: TokenizedDataset,
+    dataset: TokenizedDataset | PackedDataset,
     *,
     batch_size: int,
     seed: int,
     start_step: int = 0,
+    buckets: Buckets | None = None,
     process_index: int = 0,
     process_count: int = 1,
 ) -> Generator[Batch]:
@@ -28,20 +33,22 @@ def train_batches(
     number of processes was.
 
     Args:
-        dataset: N rows.
+        dataset: N rows, or packed rows.
         batch_size: rows a step, over all processes.
         seed: of the permutations, any non-negative integer.
         start_step: the first step to deliver.
+        buckets: lengths to pad batches to, in the place of the longest row's; the rows
+            of 64 steps are then dealt out anew, so that those of a batch are alike.
         process_index: this process; it gets the process_index-th part of each batch.
         process_count: how many processes share a batch.
 
     Returns:
-        Batches as `TokenizedDataset.batch` makes them, B = batch_size / process_count.
+        Batches as the dataset's `batch` makes them, B = batch_size / process_count.
         Threads read ahead; closing the iterator ends them.
 
     Raises:
-        DataError: batch_size is not a positive multiple of process_count, or an index
-            is out of range.
+        DataError: batch_size is not a positive multiple of process_count, an index is
+            out of range, or packed rows are to be put into buckets.
     """
     local = _local_slice(batch_size, process_index, process_count)
     if start_step < 0 or seed < 0:
@@ -53,9 +60,13 @@ def train_batches(
         places = step * batch_size + np.arange(local.start, local.stop)
         return dataset.batch(shuffled_rows(places, len(dataset), seed))
 
+    if buckets is None:
+        make_batch: Callable[[int], Batch] = batch_at
+    else:
+        make_batch = _batches_in_buckets(dataset, batch_size, seed, local, buckets)
     steps = grain.MapDataset.range(start_step, _ENDLESS)
     options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)
-    return _closing(steps.map(batch_at).to_iter_dataset(options))
+    return _closing(steps.map(make_batch).to_iter_dataset(options))
 
 
 def eval_batches(
@@ -93,23 +104,30 @@ def eval_batches(
     return _closing(steps.map(batch_at).to_iter_dataset(options))
 
 
-def shuffled_rows(places: np.ndarray, n: int, seed: int) -> np.ndarray:
-    """Which of n rows stand at these places [B] of the endless shuffled stream.
+def _batches_in_buckets(
+    dataset: TokenizedDataset | PackedDataset,
+    batch_size: int,
+    seed: int,
+    local: slice,
+    buckets: Buckets,
+) -> Callable[[int], Batch]:
+    """A function from a step to a batch, whose length all its processes share."""
+    if isinstance(dataset, PackedDataset):
+        raise DataError("packed rows have one length already: leave the buckets out")
+    lengths = dataset.lengths()
 
-    A keyed bijection of 0..n-1 gives each row without storing the permutation.
-    """
-    epochs, within = np.divmod(places, n)
-    rows = np.empty_like(places)
-    for epoch in np.unique(epochs):
-        key = int(np.random.SeedSequence([seed, int(epoch)]).generate_state(1)[0])
-        here = np.flatnonzero(epochs == epoch)
-        rows[here] = [
-            grain.experimental.index_shuffle(
-                int(index), max_index=n - 1, seed=key, rounds=4
-            )
-            for index in within[here]
-        ]
-    return rows
+    @functools.lru_cache(maxsize=2)  # two threads may be on either side of a border
+    def rows_of(group: int) -> np.ndarray:
+        return grouped_rows(
+            group, batch_size=batch_size, ranks=buckets.ranks, seed=seed
+        )
+
+    def batch_at(step: int) -> Batch:
+        group, within = divmod(step, GROUPED_STEPS)
+        rows = rows_of(group)[within]
+        return dataset.batch(rows[local], buckets.fitting(lengths[rows]))
+
+    return batch_at
 
 
 def _local_slice(batch_size: int, process_index: int, process_count: int) -> slice:

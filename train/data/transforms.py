@@ -21,7 +21,7 @@ class Ragged:
     """Rows of different lengths, end to end: row i is values[offsets[i]:offsets[i+1]].
 
     Args:
-        values: i32[total].
+        values: [total], integers.
         offsets: i64[N + 1], from 0 to total.
     """
 
@@ -33,6 +33,16 @@ class Ragged:
 
     def __getitem__(self, row: int) -> np.ndarray:
         return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    def sizes(self, rows: np.ndarray) -> np.ndarray:
+        """Lengths of these rows [B]."""
+        return self.offsets[rows + 1] - self.offsets[rows]
+
+    def gather(self, rows: np.ndarray) -> np.ndarray:
+        """The values of these rows [B], end to end."""
+        sizes = self.sizes(rows)
+        gaps = self.offsets[rows] - (np.cumsum(sizes) - sizes)
+        return self.values[np.arange(sizes.sum()) + np.repeat(gaps, sizes)]
 
     def longest(self) -> int:
         """Length of the longest row."""
@@ -73,6 +83,16 @@ class TokenizedDataset:
     def __len__(self) -> int:
         return len(self.sources)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The padded lengths of a row's question and answer [tokens]."""
+        return self.source_length, self.target_length
+
+    def lengths(self) -> np.ndarray:
+        """Tokens of each row's question and answer, [N, 2]."""
+        sides = (self.sources, self.targets)
+        return np.stack([np.diff(side.offsets) for side in sides], axis=1)
+
     def eval_batch(self, rows: np.ndarray) -> Batch:
         """The rows [B] as `batch`, with what generation starts from."""
         return self.batch(rows)
@@ -82,15 +102,21 @@ class TokenizedDataset:
         answers = int((batch["labels"] != IGNORE_INDEX).sum())
         return int(batch["attention_mask"].sum()) + answers
 
-    def batch(self, rows: np.ndarray) -> Batch:
+    def batch(self, rows: np.ndarray, lengths: Sequence[int] | None = None) -> Batch:
         """The rows [B] as a padded batch.
+
+        Args:
+            rows: which.
+            lengths: S and T, at least those of these rows; those of all rows where
+                None.
 
         Returns:
             ``input_ids`` i32[B, S], ``attention_mask`` bool[B, S], and ``labels``
             i32[B, T] with -100 after the end-of-sequence token.
         """
-        input_ids, mask = self.sources.pad(rows, self.source_length, self.pad_token_id)
-        labels, _ = self.targets.pad(rows, self.target_length, IGNORE_INDEX)
+        source, target = lengths or self.shape
+        input_ids, mask = self.sources.pad(rows, source, self.pad_token_id)
+        labels, _ = self.targets.pad(rows, target, IGNORE_INDEX)
         return {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
 
 
@@ -104,18 +130,30 @@ class CausalDataset(TokenizedDataset):
     @functools.cached_property
     def length(self) -> int:
         """L, the padded length of a question with its answer [tokens]."""
-        both = np.diff(self.sources.offsets) + np.diff(self.targets.offsets)
-        return _round_up(int(both.max()))
+        return round_up(int(self.lengths().max()))
 
-    def batch(self, rows: np.ndarray) -> Batch:
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The padded length of a row [tokens]."""
+        return (self.length,)
+
+    def lengths(self) -> np.ndarray:
+        """Tokens of each row's question with its answer, [N, 1]."""
+        return super().lengths().sum(axis=1, keepdims=True)
+
+    def batch(self, rows: np.ndarray, lengths: Sequence[int] | None = None) -> Batch:
         """The rows [B] as a padded batch.
+
+        Args:
+            rows: which.
+            lengths: L, at least that of these rows; that of all rows where None.
 
         Returns:
             ``input_ids`` i32[B, L] and ``attention_mask`` bool[B, L] of question and
             answer, and ``labels`` i32[B, L]: the answer's tokens where they stand, the
             end-of-sequence token last, -100 elsewhere.
         """
-        length = self.length
+        (length,) = lengths or self.shape
         asked, is_asked = self.sources.pad(rows, length, self.pad_token_id)
         answers, _ = self.targets.pad(rows, length, IGNORE_INDEX)
         # Each answer moves right by the length of its question.
@@ -208,8 +246,8 @@ def tokenize_rows(
         sources=sources,
         targets=targets,
         pad_token_id=tokenizer.pad_token_id,
-        source_length=_round_up(sources.longest()),
-        target_length=_round_up(targets.longest()),
+        source_length=round_up(sources.longest()),
+        target_length=round_up(targets.longest()),
         truncated_sources=source.truncated,
         truncated_targets=target.truncated,
     )
@@ -256,5 +294,6 @@ def _check_range(name: str, ragged: Ragged, vocab_size: int) -> None:
         )
 
 
-def _round_up(length: int) -> int:
+def round_up(length: int) -> int:
+    """The next multiple of 8."""
     return -(-length // _MULTIPLE) * _MULTIPLE
