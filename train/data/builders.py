@@ -255,9 +255,16 @@ def prepare(builder: tfds.core.DatasetBuilder) -> tfds.core.DatasetBuilder:
 
 
 class ArrayRecordRows(Sequence[Row]):
-    """Rows of a prepared builder's split, read from disk when asked for."""
+    """Rows of a prepared builder's split, read from disk when asked for.
+
+    Raises:
+        DataError: the builder has no such split; or, when rows are asked for, its files
+            are missing or damaged.
+    """
 
     def __init__(self, builder: tfds.core.DatasetBuilder, split: str) -> None:
+        self._name = f"{builder.info.full_name}, split {split}"
+        self._folder = builder.data_dir
         if split not in builder.info.splits:
             raise DataError(
                 f"{builder.info.full_name} has no split {split!r}, only "
@@ -276,10 +283,28 @@ class ArrayRecordRows(Sequence[Row]):
 
     def __getitem__(self, row):
         if isinstance(row, slice):
-            rows = range(*row.indices(len(self)))
-            return [_decoded(record) for record in self._source.__getitems__(rows)]
-        return _decoded(self._source[range(len(self))[row]])
+            return self.__getitems__(range(*row.indices(len(self))))
+        return self.__getitems__([range(len(self))[row]])[0]
 
+    def __getitems__(self, rows: Sequence[int]) -> list[Row]:
+        """The rows at these places, in one pass over the files."""
+        if not len(rows):
+            return []
+        try:
+            records = self._source.__getitems__(rows)
+        except RuntimeError as error:  # of the C++ reader, whatever is wrong
+            raise self._damage(" ".join(str(error).split())[:200]) from error
+        for row, record in zip(rows, records, strict=True):
+            # What a file that ends at a block's border reads as.
+            if record["question"] is None or record["answer"] is None:
+                raise self._damage(f"row {row} is not there")
+        return [
+            {key: record[key].decode() for key in ("question", "answer")}
+            for record in records
+        ]
 
-def _decoded(record) -> Row:
-    return {key: record[key].decode() for key in ("question", "answer")}
+    def _damage(self, problem: str) -> DataError:
+        return DataError(
+            f"{self._name}: its ArrayRecord files are missing or damaged ({problem}); "
+            f"delete {self._folder} and start again"
+        )
