@@ -8,6 +8,7 @@ python -m train export RUN FOLDER            write a Hugging Face checkpoint
 python -m train report FOLDER RUN [RUN ...]  compare finished runs, table and figure
 """
 
+import argparse
 import logging
 import pathlib
 import sys
@@ -22,6 +23,7 @@ from train.data import DataError
 from train.loop import RunInterruptedError, brief, run
 from train.predict import export, predict
 from train.presets import load_preset, preset_names
+from train.pretrained import adopt_checkpoint
 from train.progress import NonFiniteError
 from train.report import report
 from train.rundir import resolve_run_dir
@@ -94,6 +96,10 @@ def list_presets() -> None:
 def train(preset: str, overrides: list[str]) -> None:
     """Trains a preset with overrides, twice where it asks for a baseline."""
     default, description = load_preset(preset)
+    init_from = named_checkpoint(overrides) or default.init_from
+    if init_from is not None:
+        # Before the flags are read: those of --model are of the checkpoint's kind.
+        default = adopt_checkpoint(default, init_from)
     config = tyro.cli(
         TrainConfig,
         default=default,
@@ -109,6 +115,18 @@ def train(preset: str, overrides: list[str]) -> None:
     result = run(config, run_dir)
     for name, evaluated in result.results.items():
         print(f"{name}: {brief(evaluated.metrics)}")
+
+
+def named_checkpoint(overrides: list[str]) -> str | None:
+    """What `--init-from` names among a preset's overrides.
+
+    >>> named_checkpoint(["--steps", "3", "--init-from=google-t5/t5-small"])
+    'google-t5/t5-small'
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--init-from", "--init_from", nargs="?")
+    name = parser.parse_known_args(overrides)[0].init_from
+    return None if name == "None" else name
 
 
 if __name__ == "__main__":

@@ -56,8 +56,10 @@ def open_tokenizer(name: str, split_digits: bool) -> Tokenizer:
         raise ConfigError(f"--tokenizer {name}: {error}") from error
 
 
-def load_inputs(config: TrainConfig, model: Config) -> Inputs:
-    """Reads and tokenises every row once.
+def load_inputs(
+    config: TrainConfig, model: Config, tokenizer: Tokenizer | None = None
+) -> Inputs:
+    """Reads and tokenises every row once; None loads the tokenizer too.
 
     Raises:
         ConfigError: the tokenizer has ids that the model has no row for.
@@ -65,7 +67,7 @@ def load_inputs(config: TrainConfig, model: Config) -> Inputs:
             number.
     """
     name = tokenizer_name(config)
-    tokenizer = open_tokenizer(name, config.split_digits)
+    tokenizer = tokenizer or open_tokenizer(name, config.split_digits)
     if len(tokenizer) > model.vocab_size:
         raise ConfigError(
             f"the tokenizer {name} has {len(tokenizer)} tokens, but the model only "
@@ -153,11 +155,11 @@ def _check_length(dataset: TokenizedDataset, config: TrainConfig, model: Config)
     answered = dataset.source_length + config.evaluation.max_new_tokens
     longest = max(dataset.length, answered)
     if longest > most:
+        more = f"set --model.n-positions {longest}, or " if not config.init_from else ""
         raise ConfigError(
             f"questions and answers take up to {longest} tokens, more than the model's "
-            f"{most} positions: set --model.n-positions {longest}, or lower "
-            "--data.max-source-length, --data.max-target-length or "
-            "--evaluation.max-new-tokens."
+            f"{most} positions: {more}lower --data.max-source-length, "
+            "--data.max-target-length or --evaluation.max-new-tokens."
         )
 
 

@@ -9,24 +9,32 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ntl_jax.hf import load_checkpoint
 from ntl_jax.models import Config, count_parameters
 from ntl_jax.sharding import batch_sharding, make_mesh
 from train.checkpoint import Checkpointer, has_checkpoint, is_coordinator
 from train.config import ConfigError, TrainConfig, mesh_shape
 from train.data import train_batches
 from train.evaluate import Evaluator, SetResult, write_predictions
-from train.inputs import Inputs, layout, load_inputs, make_vocab, tokenizer_name
-from train.model import DROPOUT_RATES, model_dict
+from train.inputs import (
+    Inputs,
+    layout,
+    load_inputs,
+    make_vocab,
+    open_tokenizer,
+    tokenizer_name,
+)
+from train.model import model_dict, model_of_dict
+from train.pretrained import check_model, fit_vocabulary, pretrained_params
 from train.progress import IntervalLog, StopSignal
 from train.rundir import (
     CONFIG_FILE,
     check_same_run,
     config_dict,
     make_folder,
+    read_config,
     write_config,
 )
-from train.state import Params, Task, TrainState, abstract_state, init_state, make_task
+from train.state import Task, TrainState, abstract_state, init_state, make_task
 from train.step import compile_train_step
 from train.writer import MetricWriter
 
@@ -69,8 +77,16 @@ def run(config: TrainConfig, run_dir: pathlib.Path) -> RunResult:
         check_same_run(run_dir, config)
 
     # ------------------------------------------------------------ text, model
-    pretrained, model = _starting_point(config)
-    inputs = load_inputs(config, model)
+    resuming = config.resume and old
+    if not resuming:
+        check_model(config)
+    tokenizer = open_tokenizer(tokenizer_name(config), config.split_digits)
+    if resuming:
+        model = _model_of_run(run_dir)
+    else:
+        grow, tensor = config.init_from is not None, sizes["tensor"]
+        model = fit_vocabulary(config.model, len(tokenizer), tensor, grow=grow)
+    inputs = load_inputs(config, model, tokenizer)
     vocab = make_vocab(config, model, inputs)
     task = make_task(config, model, vocab, mesh)
     make_folder(run_dir)
@@ -88,10 +104,9 @@ def run(config: TrainConfig, run_dir: pathlib.Path) -> RunResult:
             state = checkpointer.restore(last, abstract_state(task))
             logger.info("resuming %s at step %d", run_dir, last)
         else:
-            state = init_state(task, pretrained)
+            state = init_state(task, pretrained_params(task))
             if config.resume:
                 logger.info("%s has no checkpoint yet: starting at step 0", run_dir)
-        del pretrained
         _log_start(state, task, inputs)
 
         # -------------------------------------------------------- loop
@@ -176,21 +191,12 @@ def _evaluate(
     return dataclasses.replace(state, plateau=plateau)
 
 
-def _starting_point(config: TrainConfig) -> tuple[Params | None, Config]:
-    """Pretrained parameters and their config, or None and the config's own model."""
-    if config.init_from is None:
-        return None, config.model
-    try:
-        model, params = load_checkpoint(config.init_from, dtype=config.model.dtype)
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"--init-from {config.init_from}: {error}") from error
-    # Of one family, the preset's dropout; of another, the checkpoint's own.
-    rates = {
-        name: getattr(config.model, name)
-        for name in DROPOUT_RATES
-        if hasattr(model, name) and hasattr(config.model, name)
-    }
-    return params, dataclasses.replace(model, **rates)
+def _model_of_run(run_dir: pathlib.Path) -> Config:
+    """The model of an old run, its vocabulary fitted to the mesh that it had then."""
+    fields = read_config(run_dir).get("resolved_model")
+    if fields is None:
+        raise ConfigError(f"{run_dir / CONFIG_FILE} lacks resolved_model.")
+    return model_of_dict(fields)
 
 
 def _log_start(state: TrainState, task: Task, inputs: Inputs) -> None:

@@ -13,7 +13,7 @@ from ntl_jax.losses import Objective
 from ntl_jax.models import Config, init_params
 from ntl_jax.number_vocab import NumberVocab
 from ntl_jax.sharding import param_shardings
-from train.config import TrainConfig
+from train.config import ConfigError, TrainConfig
 from train.optimizer import make_optimizer, make_plateau
 
 Params = dict[str, Any]
@@ -79,7 +79,10 @@ def state_shardings(task: Task) -> TrainState:
     shapes = jax.eval_shape(
         functools.partial(_random_state, task=task), jax.random.key(0)
     )
-    params = param_shardings(task.model, shapes.params, task.mesh)
+    try:
+        params = param_shardings(task.model, shapes.params, task.mesh)
+    except ValueError as error:
+        raise ConfigError(f"--mesh does not suit the model: {error}") from error
     replicated = NamedSharding(task.mesh, PartitionSpec())
     opt_state = optax.tree_map_params(
         task.optimizer,
@@ -123,5 +126,9 @@ def init_state(task: Task, params: Params | None = None) -> TrainState:
         )
         return init(jax.random.key(task.config.seed))
     placed = jax.device_put(params, shardings.params)
-    init = jax.jit(functools.partial(_fresh_state, task=task), out_shardings=shardings)
-    return init(placed)
+
+    def rest(params: Params) -> TrainState:  # without a copy of the parameters
+        return dataclasses.replace(_fresh_state(params, task), params=None)
+
+    init = jax.jit(rest, out_shardings=dataclasses.replace(shardings, params=None))
+    return dataclasses.replace(init(placed), params=placed)
