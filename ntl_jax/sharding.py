@@ -102,6 +102,7 @@ GRANITE_RULES: Rules = (
 _RULES: dict[str, Rules] = {
     "GPT2Config": GPT2_RULES,
     "GraniteConfig": GRANITE_RULES,
+    "RegressionTransformerConfig": T5_RULES,
     "T5Config": T5_RULES,
     "T5RegressionConfig": T5_REGRESSION_RULES,
 }

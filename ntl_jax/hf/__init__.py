@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ntl_jax.hf import gpt2, granite, t5, t5_regression
+from ntl_jax.hf import gpt2, granite, regression_transformer, t5, t5_regression
 from ntl_jax.hf.blocks import StoredTensor
 from ntl_jax.hf.files import (
     open_tensors,
@@ -31,6 +31,7 @@ from ntl_jax.models import (
     GPT2Config,
     GraniteConfig,
     Params,
+    RegressionTransformerConfig,
     T5Config,
     T5RegressionConfig,
     init_params,
@@ -41,12 +42,14 @@ _FAMILIES: dict[str, ModuleType] = {
     "gpt2": gpt2,
     "granite": granite,
     "granitemoe": granite,
+    regression_transformer.MODEL_TYPE: regression_transformer,
     "t5": t5,
 }
 _ARCHITECTURES: dict[str, ModuleType] = {t5_regression.ARCHITECTURE: t5_regression}
 _FAMILY_OF_CONFIG: dict[type, ModuleType] = {
     GPT2Config: gpt2,
     GraniteConfig: granite,
+    RegressionTransformerConfig: regression_transformer,
     T5Config: t5,
     T5RegressionConfig: t5_regression,
 }

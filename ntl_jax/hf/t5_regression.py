@@ -8,7 +8,6 @@ import numpy as np
 
 from ntl_jax.hf import t5
 from ntl_jax.hf.mapping import Rule, Table
-from ntl_jax.models.t5_config import T5Config
 from ntl_jax.models.t5_regression import T5RegressionConfig
 
 ARCHITECTURE = "T5ForSequenceClassification"
@@ -60,14 +59,10 @@ def read_config(
             f"the checkpoint has {max(len(labels), raw.get('num_labels', 1))} labels; "
             "a regression head has one"
         )
-    dropout = {"classifier_dropout": raw.get("classifier_dropout", 0.0)}
-    plain = {f.name for f in dataclasses.fields(T5Config)} & changes.keys()
-    ours = changes.keys() - plain
-    body = t5.read_config(raw, names, read, **{name: changes[name] for name in plain})
-    fields = {f.name: getattr(body, f.name) for f in dataclasses.fields(body)}
-    return T5RegressionConfig(
-        **fields | dropout | {name: changes[name] for name in ours}
-    )
+    ours = {"classifier_dropout": raw.get("classifier_dropout", 0.0)}
+    ours |= {name: changes.pop(name) for name in list(ours) if name in changes}
+    body = t5.read_config(raw, names, read, **changes)
+    return T5RegressionConfig.from_t5(body, **ours)
 
 
 def write_config(config: T5RegressionConfig) -> dict[str, Any]:

@@ -18,6 +18,12 @@ from ntl_jax.models.gpt2 import GPT2 as GPT2
 from ntl_jax.models.gpt2_config import GPT2Config as GPT2Config
 from ntl_jax.models.granite import Granite as Granite
 from ntl_jax.models.granite_config import GraniteConfig as GraniteConfig
+from ntl_jax.models.regression_transformer import (
+    RegressionTransformer as RegressionTransformer,
+)
+from ntl_jax.models.regression_transformer import (
+    RegressionTransformerConfig as RegressionTransformerConfig,
+)
 from ntl_jax.models.t5 import T5 as T5
 from ntl_jax.models.t5_config import T5Config as T5Config
 from ntl_jax.models.t5_regression import T5Regression as T5Regression
@@ -28,6 +34,7 @@ Config = GPT2Config | GraniteConfig | T5Config
 _MODULES: dict[type, Callable[..., nnx.Module]] = {
     GPT2Config: GPT2,
     GraniteConfig: Granite,
+    RegressionTransformerConfig: RegressionTransformer,
     T5Config: T5,
     T5RegressionConfig: T5Regression,
 }
@@ -67,6 +74,10 @@ def bind(config: GPT2Config, params: Params) -> GPT2: ...
 def bind(config: GraniteConfig, params: Params) -> Granite: ...
 @overload
 def bind(config: T5RegressionConfig, params: Params) -> T5Regression: ...
+@overload
+def bind(
+    config: RegressionTransformerConfig, params: Params
+) -> RegressionTransformer: ...
 @overload
 def bind(config: T5Config, params: Params) -> T5: ...
 def bind(config: Config, params: Params) -> nnx.Module:

@@ -1,6 +1,7 @@
 """T5's sizes and options, with one classmethod a released size."""
 
 import dataclasses
+from typing import Self
 
 ACTIVATIONS = ("relu", "gelu_new", "silu")
 
@@ -82,42 +83,48 @@ class T5Config:
         return "gelu_new" if self.gated and name == "gelu" else name
 
     @classmethod
-    def small(cls, **changes) -> "T5Config":
+    def from_t5(cls, config: "T5Config", **changes) -> Self:
+        """The config of another kind of T5, with `config`'s sizes and options."""
+        shared = {f.name: getattr(config, f.name) for f in dataclasses.fields(T5Config)}
+        return cls(**shared | changes)
+
+    @classmethod
+    def small(cls, **changes) -> Self:
         """t5-small: 60,506,624 parameters."""
         return cls(**changes)
 
     @classmethod
-    def base(cls, **changes) -> "T5Config":
+    def base(cls, **changes) -> Self:
         """t5-base: 222,903,552 parameters."""
         return cls(**_sizes(768, 64, 3072, 12, 12) | changes)
 
     @classmethod
-    def large(cls, **changes) -> "T5Config":
+    def large(cls, **changes) -> Self:
         """t5-large: 737,668,096 parameters."""
         return cls(**_sizes(1024, 64, 4096, 24, 16) | changes)
 
     @classmethod
-    def t5_3b(cls, **changes) -> "T5Config":
+    def t5_3b(cls, **changes) -> Self:
         """t5-3b: 2,851,598,336 parameters."""
         return cls(**_sizes(1024, 128, 16384, 24, 32) | changes)
 
     @classmethod
-    def v1_1_small(cls, **changes) -> "T5Config":
+    def v1_1_small(cls, **changes) -> Self:
         """t5-v1_1-small and flan-t5-small: 76,961,152 parameters."""
         return cls(**_sizes(512, 64, 1024, 8, 6) | _V1_1 | changes)
 
     @classmethod
-    def v1_1_base(cls, **changes) -> "T5Config":
+    def v1_1_base(cls, **changes) -> Self:
         """t5-v1_1-base and flan-t5-base: 247,577,856 parameters."""
         return cls(**_sizes(768, 64, 2048, 12, 12) | _V1_1 | changes)
 
     @classmethod
-    def v1_1_large(cls, **changes) -> "T5Config":
+    def v1_1_large(cls, **changes) -> Self:
         """t5-v1_1-large and flan-t5-large: 783,150,080 parameters."""
         return cls(**_sizes(1024, 64, 2816, 24, 16) | _V1_1 | changes)
 
     @classmethod
-    def v1_1_xl(cls, **changes) -> "T5Config":
+    def v1_1_xl(cls, **changes) -> Self:
         """t5-v1_1-xl and flan-t5-xl: 2,849,757,184 parameters."""
         return cls(**_sizes(2048, 64, 5120, 24, 32) | _V1_1 | changes)
 

@@ -130,9 +130,7 @@ def regression_from_t5(
         The config and the parameters of a `T5Regression`; the T5's own arrays, and
         `head`.
     """
-    names = {field.name for field in dataclasses.fields(T5Config)}
-    fields = {name: getattr(config, name) for name in names}
-    regression = T5RegressionConfig(**fields | changes)
+    regression = T5RegressionConfig.from_t5(config, **changes)
     fresh = RegressionHead(regression, nnx.Rngs(params=key))
     head = nnx.to_pure_dict(nnx.state(fresh, nnx.Param))
     body = {name: leaf for name, leaf in params.items() if name != "lm_head"}

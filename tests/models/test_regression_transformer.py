@@ -1,0 +1,193 @@
+"""T5 with number encodings against transformers' T5 on the embeddings themselves."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ntl_jax.generate import greedy
+from ntl_jax.hf import load_checkpoint, save_checkpoint
+from ntl_jax.hf.mapping import flatten
+from ntl_jax.models import (
+    RegressionTransformerConfig,
+    T5Config,
+    bind,
+    init_params,
+    shift_right,
+)
+from tests.models.test_number_encodings import by_hand
+from tests.tiny_t5 import KINDS, batch, ours, perturbed, to_params, torch_model
+
+TOLERANCE = 1e-4  # a model in float32
+FIRST, ROWS = 40, 384  # rows 40 to 359 are number tokens
+
+
+def numeric_batch():
+    """Half of the tokens are numbers, at every place."""
+    data = batch()
+    draw = np.random.default_rng(1)
+    for name in ("input_ids", "labels"):
+        numbers = draw.integers(FIRST, FIRST + 320, data[name].shape, dtype=np.int32)
+        data[name] = np.where(draw.random(data[name].shape) < 0.5, numbers, data[name])
+    data["input_ids"][0, :3] = (39, 40, 359)  # on both sides of the edges
+    return data
+
+
+def number_encoding(token, width, formula):
+    """[D] of one token, from the formula."""
+    place, digit = divmod(token - FIRST, 10)
+    if not 0 <= token - FIRST < 320:
+        return [0.0] * width
+    value = digit * 10.0 ** (place - 12)
+    return [by_hand(value, dimension, formula, "log") for dimension in range(width)]
+
+
+def run_torch(model, data, formula):
+    """transformers' T5 on embeddings that are made here."""
+    import torch
+
+    width = model.config.d_model
+    rows = [number_encoding(token, width, formula) for token in range(ROWS)]
+    table = torch.tensor(rows, dtype=torch.float32)
+    data = {k: torch.from_numpy(v).long() for k, v in data.items()}
+    decoder_input_ids = model._shift_right(data["labels"])
+    return model(
+        inputs_embeds=model.shared(data["input_ids"]) + table[data["input_ids"]],
+        attention_mask=data["attention_mask"],
+        decoder_inputs_embeds=model.shared(decoder_input_ids)
+        + table[decoder_input_ids],
+        labels=data["labels"],
+    )
+
+
+@partial(jax.jit, static_argnums=0)
+def logits_and_gradient(config, params, data):
+    def loss(params):
+        shifted = shift_right(data["labels"], start_id=0, pad_id=0)
+        mask = data["attention_mask"]
+        logits = bind(config, params)(data["input_ids"], shifted, attention_mask=mask)
+        chosen = jax.nn.log_softmax(logits)
+        chosen = jnp.take_along_axis(chosen, data["labels"][..., None], axis=-1)
+        return -jnp.mean(chosen), logits
+
+    grads, logits = jax.grad(loss, has_aux=True)(params)
+    return logits, grads
+
+
+@pytest.mark.parametrize(
+    ("kind", "formula"), [("v1_0", "reference"), ("v1_1", "paper")]
+)
+def test_logits_and_gradients_equal_pytorch(kind, formula):
+    assert kind in KINDS
+    model: Any = torch_model(kind, vocab_size=ROWS)
+    plain, params = ours(model)
+    config = RegressionTransformerConfig.from_t5(
+        plain, first_number_id=FIRST, number_formula=formula
+    )
+    data = numeric_batch()
+    output = run_torch(model, data, formula)
+    want = output.logits.detach().numpy()
+    output.loss.backward()
+    want_grads = to_params(
+        plain, {name: p.grad.numpy() for name, p in model.named_parameters()}
+    )
+    logits, grads = logits_and_gradient(config, params, data)
+    chex.assert_trees_all_close(logits, want, atol=TOLERANCE)
+    errors = relative_errors(grads, want_grads)
+    assert max(errors.values()) < TOLERANCE, errors
+
+    data["input_ids"][0, 0] = 0  # so that the table's first row is in use
+    want = run_torch(model, data, formula).logits.detach().numpy()
+    wrong = perturbed(params, "shared/embedding")
+    wrong_logits, wrong_grads = logits_and_gradient(config, wrong, data)
+    assert np.abs(wrong_logits - want).max() > 2 * TOLERANCE
+    assert max(relative_errors(wrong_grads, want_grads).values()) > 2 * TOLERANCE
+
+
+def relative_errors(got, want):
+    got, want = flatten(got), flatten(want)
+    assert got.keys() == want.keys()
+    return {k: np.abs(got[k] - want[k]).max() / np.abs(want[k]).max() for k in want}
+
+
+CONFIG = RegressionTransformerConfig(
+    vocab_size=ROWS,
+    d_model=32,
+    d_kv=12,
+    d_ff=48,
+    num_layers=1,
+    num_decoder_layers=1,
+    num_heads=4,
+    first_number_id=FIRST,
+)
+
+
+def test_other_formulas_scales_and_places_give_other_logits():
+    params, data = init_params(CONFIG, jax.random.key(0)), numeric_batch()
+    embed = {}
+    for changes in (
+        {},
+        {"number_formula": "paper"},
+        {"number_scale": "linear"},
+        {"first_number_id": 41},
+    ):
+        config = dataclasses.replace(CONFIG, **changes)
+        embed[str(changes)] = np.asarray(bind(config, params).embed(data["input_ids"]))
+    first, *others = embed.values()
+    for name, other in zip(list(embed)[1:], others, strict=True):
+        assert np.abs(first - other).max() > 1e-2, name
+    learned = np.asarray(params["shared"]["embedding"])[data["input_ids"]]
+    is_number = (data["input_ids"] >= FIRST) & (data["input_ids"] < FIRST + 320)
+    assert np.array_equal(first[~is_number], learned[~is_number])
+
+
+def test_cached_decoding_reads_the_encodings_too():
+    config = dataclasses.replace(
+        CONFIG, tie_word_embeddings=False, scale_decoder_outputs=False
+    )
+    params, data = init_params(config, jax.random.key(1)), numeric_batch()
+    source, mask = data["input_ids"], data["attention_mask"]
+    tokens = greedy(config, params, source, attention_mask=mask, max_new_tokens=9)
+    assert (np.asarray(tokens) >= FIRST).sum() > 9
+    logits, _ = logits_and_gradient(config, params, data | {"labels": tokens})
+    assert np.array_equal(logits.argmax(-1), tokens)
+
+
+def test_pretrained_embeddings_are_kept(tmp_path):
+    """What growing the vocabulary must not do is to draw the old rows again."""
+    small = T5Config.from_t5(CONFIG, vocab_size=50)
+    pretrained = init_params(small, jax.random.key(2))
+    save_checkpoint(tmp_path, small, pretrained)
+    grown, params = load_checkpoint(tmp_path, vocab_size=ROWS, new_tokens="mean")
+    config = RegressionTransformerConfig.from_t5(grown, first_number_id=50)
+    kept = flatten(params)["shared/embedding"][:50]
+    assert np.array_equal(kept, flatten(pretrained)["shared/embedding"])
+    logits = bind(config, params)(jnp.array([[3, 60]]), jnp.array([[0]]))
+    assert np.isfinite(logits).all()
+
+
+def test_folders_read_back_and_transformers_refuses_them(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = dataclasses.replace(CONFIG, number_formula="paper", number_scale="linear")
+    params = init_params(config, jax.random.key(0))
+    save_checkpoint(tmp_path, config, params)
+    again, same = load_checkpoint(tmp_path)
+    assert again == config
+    chex.assert_trees_all_equal(flatten(same), flatten(params))
+    with pytest.raises((ValueError, KeyError), match="t5-regression-transformer"):
+        transformers.AutoConfig.from_pretrained(tmp_path)
+
+
+def test_configs_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match=r"32100 to 32419 .* vocab_size of 32128"):
+        RegressionTransformerConfig()
+    assert RegressionTransformerConfig(vocab_size=32448).first_number_id == 32100
+    with pytest.raises(ValueError, match="overflow float32"):
+        dataclasses.replace(CONFIG, number_scale="none")
+    with pytest.raises(ValueError, match="'paper' or 'reference'"):
+        dataclasses.replace(CONFIG, number_formula="sine")
