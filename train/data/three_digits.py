@@ -16,30 +16,47 @@ _BLOCKS = {"test": 5_000, "validation": 3_000}  # the paper's form: the last pai
 def three_digit_products(
     *, seed: int, paper_form: bool = False
 ) -> dict[str, ComputedRows]:
-    """Splits the products by seed.
+    """The products of `three_digit_pairs` as questions.
 
-    A product and its other order, 123 times 456 and 456 times 123, are on the same side
-    of each split. In the paper's form they need not be: there, the largest first
-    operands fill a part of the test and validation rows, and the others are drawn pair
-    by pair, so that training shows the other order of nearly all.
+    Returns:
+        Rows ``{"question": "What is 123 times 456?", "answer": "56088"}`` of ``train``,
+        ``validation`` and ``test``, in random order.
+
+    Source: *Regress, Don't Guess* (ICML 2025), its comparison with xVal (Golkar et al.,
+    2023).
+    """
+    pairs = three_digit_pairs(seed=seed, paper_form=paper_form)
+    return {name: _rows(part) for name, part in pairs.items()}
+
+
+def three_digit_pairs(*, seed: int, paper_form: bool = False) -> dict[str, np.ndarray]:
+    """Splits all pairs of numbers of three digits.
+
+    A pair and its other order, (123, 456) and (456, 123), are in the same set. In the
+    paper's form they need not be: there, the largest first operands fill a part of the
+    test and validation sets, and the rest is drawn pair by pair, so that training shows
+    the other order of nearly all.
 
     Args:
         seed: chooses the pairs.
         paper_form: as the paper's code splits them.
 
     Returns:
-        Rows ``{"question": "What is 123 times 456?", "answer": "56088"}``, in random
-        order: 780,000 of ``train``, 10,000 of ``validation``, 20,000 of ``test``.
-
-    Source: *Regress, Don't Guess* (ICML 2025), its comparison with xVal (Golkar et al.,
-    2023).
+        i64[N, 2], each pair once: 780,000 of ``train``, 10,000 of ``validation``,
+        20,000 of ``test``.
     """
     rng = np.random.Generator(np.random.PCG64(seed))
     held_out = _paper_places(rng) if paper_form else _places_by_product(rng)
-    used = np.concatenate(list(held_out.values()))
-    train = np.setdiff1d(np.arange(_PAIRS), used)
-    places = {"train": train} | {name: held_out[name] for name in SIZES}
-    return {name: _rows(rng.permutation(part)) for name, part in places.items()}
+    is_free = np.ones(_PAIRS, bool)
+    for part in held_out.values():
+        is_free[part] = False
+    places = {"train": np.flatnonzero(is_free)} | {
+        name: held_out[name] for name in SIZES
+    }
+    return {
+        name: np.stack(np.divmod(rng.permutation(part), _WIDTH), axis=1) + _LOW
+        for name, part in places.items()
+    }
 
 
 def _places_by_product(rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -75,9 +92,9 @@ def _paper_places(rng: np.random.Generator) -> dict[str, np.ndarray]:
     return places
 
 
-def _rows(places: np.ndarray) -> ComputedRows:
+def _rows(pairs: np.ndarray) -> ComputedRows:
     def row(number: int) -> Row:
-        a, b = (int(side) + _LOW for side in divmod(places[number], _WIDTH))
+        a, b = pairs[number].tolist()
         return {"question": f"What is {a} times {b}?", "answer": str(a * b)}
 
-    return ComputedRows(len(places), row)
+    return ComputedRows(len(pairs), row)
