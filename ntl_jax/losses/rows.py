@@ -4,6 +4,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
+# Rows up to this length are compared with themselves whole: one kernel on a GPU, where
+# a running maximum takes several.
+_AT_ONCE = 512
+
 
 def row_index(like: Array) -> Int32[Array, "*B T"]:
     """The index of each position along its row."""
@@ -24,9 +28,12 @@ def shift(x: Array, steps: int, fill: int | bool = 0) -> Array:
 def at_or_before(mask: Array, x: Array) -> Array:
     """The x of the nearest masked position at t or before it, -1 where there is none.
 
-    x must not fall along the row.
+    x must not fall along the row, nor be below -1.
     """
-    return jax.lax.cummax(jnp.where(mask, x, -1), axis=x.ndim - 1)
+    x = jnp.where(mask, x, -1)
+    if not 0 < x.shape[-1] <= _AT_ONCE:
+        return jax.lax.cummax(x, axis=x.ndim - 1)
+    return jnp.max(_seen(x, -1), axis=-1)
 
 
 def at_or_after(mask: Array, x: Array) -> Array:
@@ -35,20 +42,23 @@ def at_or_after(mask: Array, x: Array) -> Array:
     x must not fall along the row.
     """
     far = jnp.iinfo(jnp.int32).max // 2
-    return jax.lax.cummin(jnp.where(mask, x, far), axis=x.ndim - 1, reverse=True)
+    x = jnp.where(mask, x, far)
+    if not 0 < x.shape[-1] <= _AT_ONCE:
+        return jax.lax.cummin(x, axis=x.ndim - 1, reverse=True)
+    return jnp.min(_seen(x, far, after=True), axis=-1)
 
 
-def nearest(
-    before: tuple[tuple[Array, Array], ...], after: tuple[tuple[Array, Array], ...]
-) -> tuple[list[Array], list[Array]]:
-    """`at_or_before` of some (mask, x), and `at_or_after` of others, in one go.
+def running_count(mask: Array) -> Array:
+    """How many positions are masked at t or before it."""
+    if not 0 < mask.shape[-1] <= _AT_ONCE:
+        return jnp.cumsum(mask, axis=-1, dtype=jnp.int32)
+    return jnp.sum(_seen(mask.astype(jnp.int32), 0), axis=-1, dtype=jnp.int32)
 
-    One running maximum over all of them: on a GPU each would take kernels of its own.
-    """
-    far = jnp.iinfo(jnp.int32).max // 2
-    forward = [jnp.where(mask, x, -1) for mask, x in before]
-    backward = [jnp.flip(jnp.where(mask, -x, -far), -1) for mask, x in after]
-    both = jnp.stack(forward + backward)
-    both = jax.lax.cummax(both, axis=both.ndim - 1)
-    last = [-jnp.flip(x, -1) for x in both[len(forward) :]]
-    return list(both[: len(forward)]), last
+
+def _seen(x: Array, fill: int, *, after: bool = False) -> Array:
+    """What each position sees of its row up to itself, or from itself on [*B, T, T]."""
+    t = jnp.arange(x.shape[-1], dtype=jnp.int32)
+    seen = (t[None] >= t[:, None]) if after else (t[None] <= t[:, None])
+    return jnp.where(
+        jnp.broadcast_to(seen, (*x.shape, x.shape[-1])), x[..., None, :], fill
+    )

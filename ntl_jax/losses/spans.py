@@ -9,7 +9,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float32, Int, Int32
 
 from ntl_jax.losses.positions import check_is_array, safe_labels
-from ntl_jax.losses.rows import at_or_after, at_or_before, nearest, row_index, shift
+from ntl_jax.losses.rows import (
+    at_or_after,
+    at_or_before,
+    row_index,
+    running_count,
+    shift,
+)
 from ntl_jax.number_vocab import NumberVocab
 from ntl_jax.token_kinds import Kind
 
@@ -106,7 +112,7 @@ def number_spans(
     kinds = _label_kinds(labels, vocab, ignore_index)
     linked = _linked(kinds, segment_ids)
     digit = (kinds & _NUMBER) != 0
-    point = _joining_points(kinds, digit, linked, points)
+    point, behind = _joining_points(kinds, digit, linked, points)
     inside = digit | point
     if commas:
         inside |= _joining_commas(kinds, digit, point, linked)
@@ -116,21 +122,20 @@ def number_spans(
     sign = _negative(kinds, linked, segment_ids).astype(jnp.int32)
     noted = 4 * t + 2 * point.astype(jnp.int32) + sign
     last = ~shift(follows, -1)
-    (noted, passed), (end, coming) = nearest(
-        ((~follows, noted), (point, t)), ((last, t), (point, t))
-    )
+    noted = at_or_before(~follows, noted)
     start, leads, negative = noted >> 2, (noted & 2) != 0, (noted & 1) != 0
+    end = at_or_after(last, t)
     if commas or points in ("between", "always"):
         left, length, dot, place = _counts(digit, point, start, end, follows)
     else:
-        left, length, dot, place = _positions(start, end, passed, coming)
+        left, length, dot, place = _positions(point, behind, start, end)
     if points == "always":  # a run may begin with several points
         first = digit & (left == 0)
         head = at_or_before(first, t)
     else:
         head = start + leads.astype(jnp.int32)
         first = digit & (head == t)
-    index = jnp.cumsum(inside & ~follows, axis=-1, dtype=jnp.int32) - 1
+    index = running_count(inside & ~follows) - 1
     return NumberSpans(
         digit=digit,
         inside=inside,
@@ -150,18 +155,18 @@ def number_spans(
 
 
 def _positions(
+    point: Bool[Array, "*B T"],
+    behind: Bool[Array, "*B T"],
     start: Int32[Array, "*B T"],
     end: Int32[Array, "*B T"],
-    passed: Int32[Array, "*B T"],
-    coming: Int32[Array, "*B T"],
 ) -> tuple[Int32[Array, "*B T"], ...]:
     """(left, length, first point, place) where all of a run are digits but one point.
 
-    From the positions of the points nearest on either side: a running sum less.
+    From positions alone: nothing is counted.
     """
     t = row_index(start)
-    behind = passed >= start
-    dot = jnp.where(behind, passed, jnp.minimum(coming, end + 1))
+    coming = jnp.minimum(at_or_after(point, t), end + 1)
+    dot = jnp.where(behind, at_or_before(point, t), coming)
     left = t - start - behind.astype(jnp.int32)
     length = end - start + 1 - (dot <= end).astype(jnp.int32)
     return left, length, dot, dot - t - (~behind).astype(jnp.int32)
@@ -179,7 +184,7 @@ def _counts(
     A run without a point has it after its end.
     """
     t = row_index(point)
-    count = jnp.cumsum(digit, axis=-1, dtype=jnp.int32)  # digits up to here
+    count = running_count(digit)  # digits up to here
     of_run = at_or_after(t == end, count)
     before_run = at_or_before(~follows, count - digit.astype(jnp.int32))
     point &= shift(at_or_before(point, t), 1, fill=-1) < start  # the first of its run
@@ -311,25 +316,31 @@ def _joining_points(
     digit: Bool[Array, "*B T"],
     linked: Bool[Array, "*B T"],
     points: Points,
-) -> Bool[Array, "*B T"]:
-    """The points that are part of a number."""
+) -> tuple[Bool[Array, "*B T"], Bool[Array, "*B T"]]:
+    """The points that are part of a number, and the digits that come after one.
+
+    The latter for points "one" and "never" only.
+    """
     point = (kinds & Kind.POINT) != 0
+    nowhere = jnp.zeros_like(point)
     if points == "always":
-        return point
+        return point, nowhere
     if points == "never":
-        return jnp.zeros_like(point)
+        return nowhere, nowhere
     before_digit = shift(digit & linked, -1)
     joins = point & shift(digit, 1) & linked & before_digit
     if points == "between":
-        return joins
+        return joins, nowhere
     # A point that begins a number follows no digit, point or letter of its word.
     after_word = (shift(kinds, 1) & (_NUMBER | Kind.POINT | Kind.LETTER)) != 0
     joins |= point & before_digit & ~(after_word & linked)
     # In a chain of digits and points the first of every two points is a decimal point.
     chain = digit | joins
-    count = jnp.cumsum(joins, axis=-1, dtype=jnp.int32) - joins.astype(jnp.int32)
     begins = ~(chain & shift(chain, 1) & linked)
-    return joins & ((count - at_or_before(begins, count)) % 2 == 0)
+    count = running_count(joins)
+    passed = count - at_or_before(begins, count - joins.astype(jnp.int32))
+    odd = passed % 2 == 1
+    return joins & odd, odd
 
 
 def _joining_commas(
