@@ -5,6 +5,7 @@ python -m train PRESET --help                every field of a preset
 python -m train PRESET --steps 100           train, evaluate, write runs/PRESET
 python -m train predict RUN "What is 1 plus 2?"
 python -m train export RUN FOLDER            write a Hugging Face checkpoint
+python -m train evaluate RUN [--evaluation.beams 4 ...]   evaluate it anew
 python -m train report FOLDER RUN [RUN ...]  compare finished runs, table and figure
 """
 
@@ -25,7 +26,8 @@ from train.predict import export, predict
 from train.presets import load_preset, preset_names
 from train.pretrained import adopt_checkpoint
 from train.progress import NonFiniteError
-from train.report import report
+from train.reevaluate import evaluate
+from train.report import report, scores_of_run
 from train.rundir import resolve_run_dir
 
 EXPECTED = (ConfigError, DataError, NonFiniteError)
@@ -69,9 +71,11 @@ def _run(command: str, rest: list[str]) -> int:
             print(predict(pathlib.Path(run_dir), question))
         case "export", [run_dir, folder]:
             export(pathlib.Path(run_dir), pathlib.Path(folder))
+        case "evaluate", [run_dir, *flags_] if not run_dir.startswith("-"):
+            print(evaluate(pathlib.Path(run_dir), flags_))
         case "report", [folder, *paths] if paths:
             print(report(named_runs(paths), pathlib.Path(folder)))
-        case (("list" | "predict" | "report" | "export"), _):
+        case (("list" | "predict" | "evaluate" | "report" | "export"), _):
             raise ConfigError(f"{command} takes other arguments:\n{__doc__}")
         case _:
             train(command, rest)
@@ -115,6 +119,8 @@ def train(preset: str, overrides: list[str]) -> None:
     result = run(config, run_dir)
     for name, evaluated in result.results.items():
         print(f"{name}: {brief(evaluated.metrics)}")
+    if result.results:
+        print(scores_of_run(run_dir))
 
 
 def named_checkpoint(overrides: list[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Evaluation: teacher-forced losses, greedy answers, metrics of their numbers."""
+"""Evaluation: teacher-forced losses, generated answers, metrics of both."""
 
 import dataclasses
 import functools
@@ -8,15 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from ntl_jax.generate import greedy
-from ntl_jax.metrics import numeric_metrics
+from ntl_jax.generate import generate
+from ntl_jax.metrics import NumberTokenScores, number_token_scores
 from ntl_jax.sharding import batch_sharding
 from ntl_jax.tokenization.hugging_face import Tokenizer
 from train.data import Row, TokenizedDataset, eval_batches
+from train.data.transforms import IGNORE_INDEX
+from train.scores import Answers, answer_metrics, answer_tables, plain
 from train.state import Params, Task
-from train.step import EvalSums, eval_step, evaluation_objective
+from train.step import Batch, EvalOutputs, eval_step, evaluation_objective
 
 PREDICTIONS_FILE = "predictions.jsonl"
 RESULTS_FILE = "evaluation.json"
@@ -28,10 +31,9 @@ class SetResult:
 
     metrics: dict[str, Any]
     predictions: list[str]
-    digits: np.ndarray
-    """f64 [K, K]: mean predicted probability of number token j where the label is k."""
-    counts: np.ndarray
-    """f64 [K]: labels of each number token."""
+    numbers: NumberTokenScores | None
+    """How the model spread its probability over the K number tokens; None without a
+    number in the answers, and beyond `MAX_DISTRIBUTION` tokens."""
     values: np.ndarray
     """f32 [K]: what each number token is worth."""
 
@@ -64,48 +66,101 @@ class Evaluator:
     ) -> SetResult:
         config = self._task.config.evaluation
         sharding = batch_sharding(self._task.mesh)
-        sums: EvalSums | None = None
-        predictions: list[str] = []
+        collected = _Collected(self._task.vocab.values)
+        tokens: list[list[int]] = []
+        labels: list[list[int]] = []
         for host_batch in eval_batches(dataset, batch_size=config.batch_size):
             batch = jax.device_put(host_batch, sharding)
-            step_sums = self._eval_step(params, batch)
-            sums = step_sums if sums is None else sums + step_sums
-            tokens = greedy(
-                self._task.model,
-                params,
-                batch.get("prompt_ids", batch["input_ids"]),
-                attention_mask=batch.get("prompt_mask", batch["attention_mask"]),
-                max_new_tokens=config.max_new_tokens,
-            )
+            collected.add(self._eval_step(params, batch))
             real = int(host_batch["weights"].sum())
-            predictions += [
-                self._tokenizer.decode(row.tolist())
-                for row in np.asarray(tokens)[:real]
+            tokens += self._answer(params, batch)[:real]
+            labels += [
+                row[row != IGNORE_INDEX].tolist() for row in host_batch["labels"][:real]
             ]
-        if sums is None:
+        if not tokens:
             raise ValueError("an evaluation set is empty: give it at least one row.")
-        return self._result(jax.device_get(sums), rows, predictions)
+        predictions = [self._tokenizer.decode(row) for row in tokens]
+        metrics = self._losses(collected) | answer_metrics(
+            Answers(rows, predictions, tokens, labels), config
+        )
+        numbers = collected.numbers()
+        if numbers is not None:
+            metrics |= {name: getattr(numbers, field) for name, field in _SURE.items()}
+        return SetResult(metrics, predictions, numbers, self._task.vocab.values)
 
-    def _result(
-        self, sums: EvalSums, rows: Sequence[Row], predictions: list[str]
-    ) -> SetResult:
+    def _answer(self, params: Params, batch: Batch) -> list[list[int]]:
+        """The generated ids of every row, without what follows end-of-sequence."""
+        task, config = self._task, self._task.config.evaluation
+        generated = generate(
+            task.model,
+            params,
+            batch.get("prompt_ids", batch["input_ids"]),
+            attention_mask=batch.get("prompt_mask", batch["attention_mask"]),
+            max_new_tokens=config.max_new_tokens,
+            num_beams=config.beams,
+            numbers=config.numbers,
+            vocab=None if config.numbers == "argmax" else task.vocab,
+        )
+        end = task.model.eos_token_id
+        rows = []
+        for row in np.asarray(generated.tokens).tolist():
+            rows.append(row[: row.index(end) + 1] if end in row else row)
+        return rows
+
+    def _losses(self, collected: "_Collected") -> dict[str, float]:
+        terms = jax.device_get(collected.terms)
         objective = evaluation_objective(self._task.objective)
-        metrics: dict[str, Any] = {"loss": float(objective.total(sums.terms))}
-        metrics |= {name: float(t.mean) for name, t in sums.terms.items()}
-        answers = [row["answer"] for row in rows]
-        metrics |= numeric_metrics(predictions, answers)
-        counts = np.asarray(sums.counts, np.float64)
-        digits = np.asarray(sums.digits, np.float64)
-        digits /= np.maximum(counts, 1.0)[:, None]
-        return SetResult(metrics, predictions, digits, counts, self._task.vocab.values)
+        losses = {"loss": float(objective.total(terms))}
+        return losses | {name: float(term.mean) for name, term in terms.items()}
+
+
+_SURE = {
+    "number_token_accuracy": "accuracy",
+    "number_token_log_q": "mean_log_q",
+    "number_token_entropy": "entropy",
+    "number_token_calibration_error": "calibration_error",
+    "number_token_distance": "expected_distance",
+}
+"""Teacher-forced scores of number tokens: their names, and in NumberTokenScores."""
+
+
+class _Collected:
+    """Adds up the losses of batches, and keeps the logits of number tokens."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.terms: dict[str, Any] = {}
+        self._values = values
+        self._logits: list[np.ndarray] = []
+        self._rows: list[np.ndarray] = []
+
+    def add(self, outputs: EvalOutputs) -> None:
+        terms = outputs.terms
+        self.terms = jax.tree.map(jnp.add, self.terms, terms) if self.terms else terms
+        rows = np.asarray(outputs.number_rows)
+        counted = rows >= 0
+        self._rows.append(rows[counted])
+        self._logits.append(np.asarray(outputs.number_logits)[counted])
+
+    def numbers(self) -> NumberTokenScores | None:
+        rows, logits = np.concatenate(self._rows), np.concatenate(self._logits)
+        if not rows.size or not logits.size:
+            return None
+        return number_token_scores(logits, rows, values=self._values)
 
 
 def write_predictions(
     run_dir: pathlib.Path,
     results: Mapping[str, SetResult],
     rows: Mapping[str, Sequence[Row]],
+    *,
+    paper_compat: bool = False,
 ) -> None:
-    """Writes predictions.jsonl (a row an answer) and evaluation.json (the metrics)."""
+    """Writes predictions.jsonl (a row an answer) and evaluation.json.
+
+    The latter holds by set: ``metrics``, one number each; the tables of
+    `answer_tables`; ``number_tokens``, distributions over number tokens by label; and
+    ``number_values``, what these are worth.
+    """
     with (run_dir / PREDICTIONS_FILE).open("w") as file:
         for name, result in results.items():
             for row, prediction in zip(rows[name], result.predictions, strict=True):
@@ -116,13 +171,13 @@ def write_predictions(
                     "prediction": prediction,
                 }
                 file.write(json.dumps(line) + "\n")
-    summary = {
-        name: {
+    summary = {}
+    for name, result in results.items():
+        summary[name] = {
+            "paper_compat": paper_compat,
             "metrics": result.metrics,
-            "digit_distribution": result.digits.round(6).tolist(),
-            "digit_counts": result.counts.tolist(),
+            **answer_tables(rows[name], result.predictions, paper_compat=paper_compat),
+            "number_tokens": result.numbers and plain(result.numbers),
             "number_values": result.values.tolist(),
         }
-        for name, result in results.items()
-    }
     (run_dir / RESULTS_FILE).write_text(json.dumps(summary, indent=1) + "\n")

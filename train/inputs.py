@@ -12,7 +12,6 @@ from train.config import NUMBER_TERMS, ConfigError, TrainConfig
 from train.data import (
     Buckets,
     CausalDataset,
-    DataError,
     PackedDataset,
     Row,
     Splits,
@@ -63,8 +62,7 @@ def load_inputs(
 
     Raises:
         ConfigError: the tokenizer has ids that the model has no row for.
-        DataError: a file is missing or malformed, or an answer to evaluate holds no
-            number.
+        DataError: a file is missing or malformed.
     """
     name = tokenizer_name(config)
     tokenizer = tokenizer or open_tokenizer(name, config.split_digits)
@@ -80,23 +78,13 @@ def load_inputs(
             f"{tokenizer.eos_token_id}."
         )
     splits = load_splits(config.data)
-
-    def ready(rows: Sequence[Row]) -> TokenizedDataset:
-        return tokenize_rows(
-            rows,
-            tokenizer,
-            max_source_length=config.data.max_source_length,
-            max_target_length=config.data.max_target_length,
-            vocab_size=model.vocab_size,
-            separator=config.data.separator if is_decoder_only(model) else None,
-        )
-
     for set_name, rows in splits.evaluation.items():
-        _check_answers(set_name, rows)
-    evaluation = {name: ready(rows) for name, rows in splits.evaluation.items()}
-    train = ready(splits.train)
-    for dataset in (train, *evaluation.values()):
-        _check_length(dataset, config, model)
+        _count_numbers(set_name, rows)
+    evaluation = {
+        name: tokenized(rows, config, model, tokenizer)
+        for name, rows in splits.evaluation.items()
+    }
+    train = tokenized(splits.train, config, model, tokenizer)
     if config.data.packing:
         packed = _packed(train, config, model)
         return Inputs(tokenizer, splits, packed, evaluation, None)
@@ -147,6 +135,22 @@ def layout(inputs: Inputs) -> list[str]:
     return lines
 
 
+def tokenized(
+    rows: Sequence[Row], config: TrainConfig, model: Config, tokenizer: Tokenizer
+) -> TokenizedDataset:
+    """Rows as ids; ConfigError where the model has no position for the last of them."""
+    dataset = tokenize_rows(
+        rows,
+        tokenizer,
+        max_source_length=config.data.max_source_length,
+        max_target_length=config.data.max_target_length,
+        vocab_size=model.vocab_size,
+        separator=config.data.separator if is_decoder_only(model) else None,
+    )
+    _check_length(dataset, config, model)
+    return dataset
+
+
 def _check_length(dataset: TokenizedDataset, config: TrainConfig, model: Config):
     """A table of positions ends somewhere; generation goes beyond the prompt."""
     most = getattr(model, "n_positions", None)
@@ -163,15 +167,22 @@ def _check_length(dataset: TokenizedDataset, config: TrainConfig, model: Config)
         )
 
 
-def _check_answers(set_name: str, rows: Sequence[Row]) -> None:
-    """Number metrics need a number in every answer: better said before training."""
-    for number, row in enumerate(rows, start=1):
-        if last_number(row["answer"]) is None:
-            raise DataError(
-                f"row {number} of the evaluation set {set_name!r} has the answer "
-                f"{row['answer'][:40]!r}, which holds no number to evaluate: leave "
-                "such rows out."
-            )
+def _count_numbers(set_name: str, rows: Sequence[Row]) -> None:
+    """Says how many answers number metrics will leave out."""
+    lacking = [
+        number
+        for number, row in enumerate(rows, start=1)
+        if last_number(row["answer"], fractions=True) is None
+    ]
+    if lacking:
+        logger.warning(
+            "%d of %d answers of the evaluation set %r hold no number, the first in "
+            "row %d: number metrics are of the others",
+            len(lacking),
+            len(rows),
+            set_name,
+            lacking[0],
+        )
 
 
 def make_vocab(config: TrainConfig, model: Config, inputs: Inputs) -> NumberVocab:

@@ -123,7 +123,12 @@ def run(config: TrainConfig, run_dir: pathlib.Path) -> RunResult:
         finally:
             writer.close()
     if is_coordinator():
-        write_predictions(run_dir, results, inputs.splits.evaluation)
+        write_predictions(
+            run_dir,
+            results,
+            inputs.splits.evaluation,
+            paper_compat=config.evaluation.paper_compat,
+        )
     return RunResult(run_dir, state, results)
 
 

@@ -3,48 +3,64 @@
 import importlib.util
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from train.config import ConfigError
-from train.evaluate import RESULTS_FILE
+from train.evaluate import PREDICTIONS_FILE, RESULTS_FILE
+from train.tables import (
+    Evaluation,
+    cells_table,
+    comparison_table,
+    digit_accuracy_table,
+    error_rates_table,
+    more_scores_table,
+    paired_table,
+)
 from train.writer import read_metrics
 
 TABLE_FILE = "comparison.md"
 FIGURE_FILE = "comparison.png"
-
-COLUMNS = {
-    "number_accuracy": "accuracy",
-    "mae": "MAE",
-    "rmse": "RMSE",
-    "r2": "R2",
-    "log_mae": "log10 MAE",
-    "log_r2": "log10 R2",
-    "pearson": "Pearson",
-    "spearman": "Spearman",
-    "unparsable_rate": "unparsable",
-    "ce": "CE",
-    "was": "NTL-WAS",
-}
-"""Metric names and their headings."""
-
-
-Evaluation = Mapping[str, Mapping[str, Any]]
-"""evaluation.json: by set, its metrics and its digit distribution."""
 
 
 def read_evaluation(run_dir: pathlib.Path) -> Evaluation:
     """What a finished run wrote to evaluation.json.
 
     Raises:
-        ConfigError: the run has not been evaluated.
+        ConfigError: the run has not been evaluated, or by an older version.
     """
     path = run_dir / RESULTS_FILE
     if not path.exists():
         raise ConfigError(f"{run_dir} has no {RESULTS_FILE}: let the run finish first.")
-    return json.loads(path.read_text())
+    evaluation = json.loads(path.read_text())
+    old = [name for name, result in evaluation.items() if "paper_compat" not in result]
+    if old:
+        raise ConfigError(
+            f"{path} was written by an older version: evaluate the run again, with "
+            f"`python -m train evaluate {run_dir}`."
+        )
+    return evaluation
+
+
+def read_predictions(
+    run_dir: pathlib.Path, sets: Sequence[str]
+) -> dict[str, list[dict[str, str]]]:
+    """The rows of predictions.jsonl by set.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    path = run_dir / PREDICTIONS_FILE
+    if not path.exists():
+        raise ConfigError(f"{run_dir} has no {PREDICTIONS_FILE}: evaluate it again.")
+    rows: dict[str, list[dict[str, str]]] = {name: [] for name in sets}
+    with path.open() as file:
+        for line in file:
+            row = json.loads(line)
+            rows[row["set"]].append(row)
+    return rows
 
 
 def report(run_dirs: Mapping[str, pathlib.Path], folder: pathlib.Path) -> str:
@@ -55,10 +71,11 @@ def report(run_dirs: Mapping[str, pathlib.Path], folder: pathlib.Path) -> str:
         folder: where to write.
 
     Returns:
-        The table, and where the figure is.
+        The main table, the tests of the runs' differences, and where the rest is.
 
     Raises:
-        ConfigError: a run has not been evaluated, or on other sets than the first.
+        ConfigError: a run has not been evaluated, or on other sets or rows than the
+            first, or with another `paper_compat`.
     """
     evaluations = {name: read_evaluation(run) for name, run in run_dirs.items()}
     sets = [list(evaluation) for evaluation in evaluations.values()]
@@ -66,57 +83,53 @@ def report(run_dirs: Mapping[str, pathlib.Path], folder: pathlib.Path) -> str:
         raise ConfigError(f"these runs were evaluated on different sets: {sets}.")
     if not sets[0]:
         return "no evaluation set, so no table"
-    table = comparison_table(evaluations)
+    sections = _sections(run_dirs, evaluations, sets[0])
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / TABLE_FILE).write_text(table + "\n")
+    text = "\n\n".join(f"## {title}\n\n{table}" for title, table in sections.items())
+    (folder / TABLE_FILE).write_text(text + "\n")
+    shown = "\n\n".join(sections[title] for title in SHOWN if title in sections)
+    shown += f"\n\n{folder / TABLE_FILE}: these and {len(sections)} tables in all"
     if importlib.util.find_spec("matplotlib") is None:
-        return f"{table}\n\nno figure: matplotlib is not installed (extra `plots`)"
+        return f"{shown}\nno figure: matplotlib is not installed (extra `plots`)"
     comparison_figure(run_dirs, evaluations, folder / FIGURE_FILE)
-    return f"{table}\n\n{folder / FIGURE_FILE}: loss curves and predicted digits"
+    return f"{shown}\n{folder / FIGURE_FILE}: loss curves and predicted digits"
 
 
-def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
-    """A Markdown table, a row for every evaluation set and loss.
-
-    Accuracy stands with its standard error. The last row of each set is the best
-    constant answer: the commonest one for accuracy, the median for MAE, the mean for
-    RMSE.
-
-    Args:
-        evaluations: by loss.
-    """
-    sets = next(iter(evaluations.values()))
-    rows = [["set", "trained with", "n", *COLUMNS.values()]]
-    for name in sets:
-        for loss, evaluation in evaluations.items():
-            metrics = evaluation[name]["metrics"]
-            cells = [_cell(metrics.get(column)) for column in COLUMNS]
-            cells[0] += f" ± {metrics['number_accuracy_se']:.2g}"
-            rows.append([name, loss, str(metrics["n"]), *cells])
-        metrics = sets[name]["metrics"]
-        constant = {
-            "number_accuracy": metrics["constant_accuracy"],
-            "mae": metrics["constant_mae"],
-            "rmse": metrics["constant_rmse"],
-        }
-        cells = [_cell(constant.get(column)) for column in COLUMNS]
-        rows.append([name, "best constant", str(metrics["n"]), *cells])
-    return markdown_table(rows)
+def scores_of_run(run_dir: pathlib.Path) -> str:
+    """The main table of one finished run, with the trivial baselines."""
+    return comparison_table({run_dir.name: read_evaluation(run_dir)})
 
 
-def _cell(value: Any) -> str:
-    return "-" if value is None else f"{value:.4g}"
+SHOWN = ("Scores", "Differences")
+"""The sections that are printed."""
 
 
-def markdown_table(rows: list[list[str]]) -> str:
-    """A header and rows of text as an aligned Markdown table."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"
-        for row in rows
-    ]
-    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])
+def _sections(
+    run_dirs: Mapping[str, pathlib.Path],
+    evaluations: Mapping[str, Evaluation],
+    sets: list[str],
+) -> dict[str, str]:
+    """Tables by title, those that have rows."""
+    compat = {e[name]["paper_compat"] for e in evaluations.values() for name in sets}
+    if len(compat) > 1:
+        raise ConfigError(
+            "some of these runs were evaluated with --evaluation.paper-compat, others "
+            "without it: evaluate them alike."
+        )
+    answers = {name: read_predictions(run, sets) for name, run in run_dirs.items()}
+    try:
+        differences = paired_table(answers, paper_compat=compat == {True})
+    except ValueError as error:
+        raise ConfigError(f"these runs cannot be compared: {error}") from error
+    sections = {
+        "Scores": comparison_table(evaluations),
+        "Differences": differences,
+        "More scores": more_scores_table(evaluations),
+        "Which way answers miss": error_rates_table(evaluations),
+        "Digits by place": digit_accuracy_table(evaluations),
+        "Lengths of the operands": cells_table(evaluations),
+    }
+    return {title: table for title, table in sections.items() if table}
 
 
 def offset_distribution(
@@ -191,12 +204,12 @@ def _draw_curves(axis: Any, run_dirs: Mapping[str, pathlib.Path], term: str) -> 
 def _draw_offsets(axis: Any, evaluations: Mapping[str, Evaluation], name: str) -> None:
     for run, evaluation in evaluations.items():
         result = evaluation[name]
-        counts = np.asarray(result["digit_counts"])
-        if not counts.sum():
+        numbers = result["number_tokens"]
+        if numbers is None:
             continue
         distances, probabilities = offset_distribution(
-            np.asarray(result["digit_distribution"]),
-            counts,
+            np.asarray(numbers["mean_by_label"]),
+            np.asarray(numbers["counts"]),
             np.asarray(result["number_values"]),
         )
         axis.plot(distances, probabilities, marker="o", label=run)

@@ -8,6 +8,7 @@ from typing import Any
 
 from train.checkpoint import has_checkpoint
 from train.config import ConfigError, TrainConfig
+from train.model import model_of_dict
 from train.writer import replace_text
 
 ROOT = pathlib.Path("runs")
@@ -112,6 +113,41 @@ def read_config(run_dir: pathlib.Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path} is damaged: it holds no JSON object.")
     return content
+
+
+def read_train_config(run_dir: pathlib.Path) -> TrainConfig:
+    """The config of a run, with the model and the tokenizer that it resolved to.
+
+    Fields that its version did not have yet keep their defaults.
+
+    Raises:
+        ConfigError: no run, or fields that no config has.
+    """
+    content = read_config(run_dir)
+    lacking = sorted({"name", "resolved_model", "resolved_tokenizer"} - content.keys())
+    if lacking:
+        raise ConfigError(f"{run_dir / CONFIG_FILE} lacks {', '.join(lacking)}.")
+    content["model"] = model_of_dict(content.pop("resolved_model"))
+    content["tokenizer"] = content.pop("resolved_tokenizer")
+    content["init_from"] = None
+    return _dataclass_of(TrainConfig, content, str(run_dir / CONFIG_FILE))
+
+
+def _dataclass_of(kind: Any, content: dict[str, Any], where: str) -> Any:
+    """A config from what JSON holds: nested ones as objects, tuples as lists."""
+    known = {field.name: field for field in dataclasses.fields(kind)}
+    unknown = sorted(content.keys() - known.keys())
+    if unknown:
+        raise ConfigError(
+            f"{where} has {', '.join(unknown)}, which this version does not know: use "
+            "the version that trained the run."
+        )
+    values = {}
+    for name, value in content.items():
+        if isinstance(value, dict):
+            value = _dataclass_of(known[name].type, value, where)
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return kind(**values)
 
 
 def check_same_run(run_dir: pathlib.Path, config: TrainConfig) -> None:

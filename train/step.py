@@ -21,7 +21,7 @@ for the rows that only fill up the last batch, and for a decoder-only model prom
 and prompt_mask [B, P]."""
 
 MAX_DISTRIBUTION = 100
-"""Largest K for which evaluation accumulates the [K, K] number distributions."""
+"""Largest K for which evaluation keeps the distributions over number tokens."""
 
 
 def loss_and_grads(
@@ -99,15 +99,12 @@ def learning_rate(state: TrainState, task: Task) -> jax.Array:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class EvalSums:
-    """Sums over evaluation batches; add them up, divide once."""
+class EvalOutputs:
+    """What evaluation learns of one batch, the right answers being fed."""
 
-    terms: dict[str, Term]
-    digits: jax.Array  # f32 [K, K]: probabilities summed by true (row) number token
-    counts: jax.Array  # f32 [K]: labels of each number token
-
-    def __add__(self, other: "EvalSums") -> "EvalSums":
-        return jax.tree.map(jnp.add, self, other)
+    terms: dict[str, Term]  # sums and counts: add them up, divide once
+    number_logits: jax.Array  # f32 [B, T, K]; K = 0 beyond MAX_DISTRIBUTION
+    number_rows: jax.Array  # i32 [B, T]: row of the label's token, -1 if no number
 
 
 def evaluation_objective(objective: Objective) -> Objective:
@@ -116,24 +113,19 @@ def evaluation_objective(objective: Objective) -> Objective:
     return dataclasses.replace(objective, **filled)
 
 
-def eval_step(params: Params, batch: Batch, task: Task) -> EvalSums:
-    """Teacher-forced sums of one batch: every loss term and the digit distribution."""
+def eval_step(params: Params, batch: Batch, task: Task) -> EvalOutputs:
+    """Teacher-forced sums of every loss term of one batch, and its number logits."""
     vocab = task.vocab
     logits, labels, _ = answer_logits(task.model, params, batch)
     stats = stats_from_logits(logits, labels, vocab)
     weights = jnp.broadcast_to(batch["weights"][:, None], labels.shape)
     terms = evaluation_objective(task.objective)(stats, labels, vocab, weights=weights)
-    size = len(vocab.token_ids)
-    if size > MAX_DISTRIBUTION:
-        empty = jnp.zeros((0, 0), jnp.float32)
-        return EvalSums(terms, empty, jnp.zeros((0,), jnp.float32))
-    # [B, T] -> number row of the label, or `size` where it is no number
-    row = jnp.asarray(vocab.row)[jnp.maximum(labels, 0)]
-    row = jnp.where((labels >= 0) & (row >= 0), row, size)
-    true = jax.nn.one_hot(row, size) * weights[..., None]  # [B, T, K]
-    predicted = jax.nn.softmax(stats.number_logits, axis=-1)
-    sums = jnp.einsum("btk,btj->kj", true, predicted, precision="highest")
-    return EvalSums(terms, sums, true.sum((0, 1)))
+    number_logits = stats.number_logits
+    if len(vocab.token_ids) > MAX_DISTRIBUTION:
+        number_logits = number_logits[..., :0]
+    rows = jnp.asarray(vocab.row)[jnp.maximum(labels, 0)]  # [B, T]
+    counted = (labels >= 0) & (weights > 0)
+    return EvalOutputs(terms, number_logits, jnp.where(counted, rows, -1))
 
 
 def compile_train_step(task: Task):

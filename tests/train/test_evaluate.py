@@ -111,15 +111,34 @@ def test_number_metrics_are_those_of_the_written_predictions(predictions, writte
         assert result["metrics"] | expected == result["metrics"]
 
 
-def test_digit_distributions_sum_to_1_and_count_every_digit(written, inputs):
+def test_number_token_scores_count_every_digit(whole, written, inputs):
     for name, result in written.items():
-        counts = np.asarray(result["digit_counts"])
+        numbers = result["number_tokens"]
         text = "".join(row["answer"] for row in inputs.splits.evaluation[name])
         values = np.asarray(result["number_values"])
         expected = [text.count(f"{value:g}") for value in values]
-        np.testing.assert_array_equal(counts, expected)
-        sums = np.sum(result["digit_distribution"], axis=1)
-        np.testing.assert_allclose(sums, counts > 0, atol=1e-5)
+        np.testing.assert_array_equal(numbers["counts"], expected)
+        sums = np.sum(numbers["mean_by_label"], axis=1)
+        np.testing.assert_allclose(sums, np.array(expected) > 0, atol=1e-5)
+        metrics = result["metrics"]
+        # The number token loss is the expected distance, computed elsewhere.
+        assert metrics["number_token_distance"] == pytest.approx(
+            metrics["was"], rel=1e-5
+        )
+        assert metrics["number_token_accuracy"] == numbers["accuracy"]
+
+
+def test_token_and_sequence_accuracy_are_those_of_the_ids(whole, written, inputs):
+    metrics = written[SET]["metrics"]
+    labels = [row["answer"] for row in inputs.splits.evaluation[SET]]
+    labels = [inputs.tokenizer.encode(answer) for answer in labels]
+    found = [row.tolist() for row in whole[1]]
+    hits = [
+        sum(a == b for a, b in zip(row, label, strict=False))
+        for row, label in zip(found, labels, strict=True)
+    ]
+    assert metrics["token_accuracy"] == sum(hits) / sum(map(len, labels))
+    assert "bleu" not in metrics, "no answer holds a word"
 
 
 def test_an_empty_set_is_refused(inputs):

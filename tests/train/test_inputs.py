@@ -7,7 +7,6 @@ import pytest
 
 from tests.train.helpers import TINY, changed
 from train.config import ConfigError, DataConfig
-from train.data import DataError
 from train.inputs import load_inputs, make_vocab
 
 
@@ -33,10 +32,13 @@ def test_training_answers_without_a_number_are_refused(tmp_path):
     assert len(make_vocab(cross_entropy, words.model, inputs)) == 10
 
 
-def test_an_answer_to_evaluate_without_a_number_is_named(tmp_path):
+def test_answers_to_evaluate_without_a_number_are_counted(tmp_path, caplog):
     mixed = config(
         train_file=rows(tmp_path / "train.jsonl", "3"),
-        eval_file=rows(tmp_path / "eval.jsonl", "3", "Paris"),
+        eval_file=rows(tmp_path / "eval.jsonl", "3", "Paris", "4", "Rome"),
     )
-    with pytest.raises(DataError, match=r"row 2 of the evaluation set 'eval'.*'Paris'"):
-        load_inputs(mixed, mixed.model)
+    with caplog.at_level("WARNING", logger="train"):
+        inputs = load_inputs(mixed, mixed.model)
+    assert len(inputs.evaluation["eval"]) == 4, "text metrics are of all rows"
+    assert "2 of 4 answers of the evaluation set 'eval'" in caplog.text
+    assert "the first in row 2" in caplog.text

@@ -8,52 +8,147 @@ import pytest
 from tests.train.helpers import COMPARED, changed
 from train.compare import loss_name, variants
 from train.config import ConfigError, LossConfig
-from train.report import (
+from train.report import offset_distribution, read_evaluation, report
+from train.tables import (
     COLUMNS,
+    DIFFERENCES,
+    _cell,
     markdown_table,
-    offset_distribution,
-    report,
+    paired_comparisons,
 )
 from train.writer import read_metrics
 
 SETS = ["interpolation", "extrapolation"]
 
 
+LOSSES = ["ce", "ce+0.3was"]
+
+
+def sections(text: str) -> dict[str, list[list[str]]]:
+    """The cells of every table of comparison.md, the rule left out, by its title."""
+    found = {}
+    for section in text.removeprefix("## ").split("\n## "):
+        title, *lines = section.strip().splitlines()
+        header, rule, *rows = (line for line in lines if line)
+        assert set(rule) == {"|", "-"}
+        found[title] = [cells(line) for line in (header, *rows)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def tables(compared):
+    return sections((compared / "comparison.md").read_text())
+
+
+@pytest.fixture(scope="module")
+def evaluations(compared):
+    runs = {loss: compared / loss.replace("+", "-") for loss in LOSSES}
+    return {loss: read_evaluation(run) for loss, run in runs.items()}
+
+
 def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_the_table_has_every_set_loss_and_baseline(compared):
-    header, rule, *rows = (compared / "comparison.md").read_text().splitlines()
-    assert cells(header) == ["set", "trained with", "n", *COLUMNS.values()]
-    assert set(rule) == {"|", "-"}
-    losses = ["ce", "ce+0.3was", "best constant"]
-    named = [tuple(cells(row)[:2]) for row in rows]
-    assert named == [(name, loss) for name in SETS for loss in losses]
-
-
-def test_the_table_holds_what_the_runs_measured(compared):
-    rows = [
-        cells(line) for line in (compared / "comparison.md").read_text().split("\n")
-    ]
-    headings = rows[0]
-    for name, loss, *_ in rows[2:-1]:
-        run = "ce" if loss == "best constant" else loss.replace("+", "-")
-        file = compared / run / "evaluation.json"
-        metrics = json.loads(file.read_text())[name]["metrics"]
-        row = next(row for row in rows if row[:2] == [name, loss])
-        shown = dict(zip(headings, row, strict=True))
-        assert shown["n"] == str(metrics["n"])
-        if loss == "best constant":
-            assert shown["MAE"] == f"{metrics['constant_mae']:.4g}"
-            assert shown["accuracy"] == f"{metrics['constant_accuracy']:.4g}"
-            assert shown["CE"] == "-"
-        else:
-            accuracy, error = shown["accuracy"].split(" ± ")
-            assert accuracy == f"{metrics['number_accuracy']:.4g}"
-            assert error == f"{metrics['number_accuracy_se']:.2g}"
-            assert shown["MAE"] == f"{metrics['mae']:.4g}"
+def test_every_set_run_and_baseline_has_its_scores(tables, evaluations):
+    header, *rows = tables["Scores"]
+    assert header == ["set", "trained with", "n", *COLUMNS.values()]
+    named = [tuple(row[:2]) for row in rows]
+    baselines = ["always the mean", "always the median", "always the mode"]
+    expected = [(name, who) for name in SETS for who in (*LOSSES, *baselines)]
+    assert [(name, who.split(",")[0]) for name, who in named] == expected
+    for (name, who), row in zip(named, rows, strict=True):
+        shown = dict(zip(header, row, strict=True))
+        if who in LOSSES:
+            result = evaluations[who][name]
+            metrics, bounds = result["metrics"], result["intervals"]
+            for column in ("number_accuracy", "mae"):
+                low, high = bounds[column]
+                cell = f"{metrics[column]:.4g} ({low:.3g} to {high:.3g})"
+                assert shown[COLUMNS[column]] == cell
             assert shown["NTL-WAS"] == f"{metrics['was']:.4g}"
+        else:
+            kind, answer = who.removeprefix("always the ").split(", ")
+            baseline = evaluations["ce"][name]["baselines"][kind]
+            metrics = baseline["scores"]
+            assert answer == f"{baseline['answer']:.4g}"
+            assert shown["MAE"] == f"{metrics['mae']:.4g}"
+            assert shown["CE"] == "-"
+        assert shown["n"] == str(metrics["n"])
+        assert shown["unparsable"] == f"{metrics['unparsable_rate']:.4g}"
+
+
+def test_differences_are_those_of_the_written_predictions(tables, compared):
+    rows = tables["Differences"][1:]
+    texts = {
+        run: [
+            json.loads(line)
+            for line in (compared / run / "predictions.jsonl").read_text().splitlines()
+        ]
+        for run in ("ce", "ce-0.3was")
+    }
+    assert [row[:4] for row in rows] == [
+        [name, "ce+0.3was", "ce", score]
+        for name in SETS
+        for score in DIFFERENCES.values()
+    ]
+    for name in SETS:
+        right = {
+            run: np.array(
+                [r["prediction"] == r["answer"] for r in answers if r["set"] == name]
+            )
+            for run, answers in texts.items()
+        }
+        row = next(r for r in rows if r[0] == name and r[3] == "accuracy")
+        expected = right["ce-0.3was"].mean() - right["ce"].mean()
+        assert float(row[4]) == pytest.approx(expected, abs=5e-4)
+        low, high = map(float, row[5].split(" to "))
+        assert low <= expected <= high and 0 < float(row[6]) <= 1
+
+
+def test_other_tables_hold_the_evaluations(tables, evaluations):
+    result = evaluations["ce"]["interpolation"]
+    rates = {
+        row[2]: row
+        for row in tables["Which way answers miss"]
+        if row[:2] == ["interpolation", "ce"]
+    }
+    for kind, rate in result["error_rates"].items():
+        _, _, _, n, exact, *_ = rates[kind.replace("_", " ")]
+        assert n == str(rate["n"])
+        value = rate["exact"] and rate["exact"]["value"]
+        assert exact.split(" (")[0] == _cell(value)
+    lengths = [row for row in tables["Lengths of the operands"] if row[1] == "ce"]
+    assert lengths[0][:3] == ["interpolation", "ce", "1x1"]
+    assert lengths[0][3] == str(result["cells"]["1x1"]["n"])
+    first = tables["Digits by place"][1]
+    place, score = next(iter(result["digit_accuracy"].items()))
+    assert first[:4] == ["interpolation", "ce", f"10^{place}", str(score["n"])]
+    assert first[4].startswith(f"{score['accuracy']['value']:.4g} (")
+    header, *rows = tables["More scores"]
+    shown = dict(zip(header, rows[0], strict=True))
+    assert shown["within 10%"] == f"{result['metrics']['number_accuracy_1e-1']:.4g}"
+    assert shown["MAPE"] == _cell(result["metrics"]["mape"])
+    assert "BLEU" not in header, "answers without a word have no BLEU"
+
+
+def test_a_run_with_itself_differs_in_nothing():
+    rows = [
+        {"question": f"{i}", "answer": f"{i}", "prediction": text}
+        for i, text in enumerate(["0", "2", "?", "3", "none", "50"])
+    ]
+    for result in paired_comparisons(rows, rows).values():
+        assert result == (0.0, 0.0, 0.0, 1.0)
+    better = [row | {"prediction": row["answer"]} for row in rows]
+    compared = paired_comparisons(rows, better)
+    assert compared["number_accuracy"].difference == pytest.approx(4 / 6)
+    # Silent answers count as the farthest label: 2 as 5, 4 as 0.
+    assert compared["mae_penalised"].difference == pytest.approx(-(1 + 3 + 4 + 45) / 6)
+    assert compared["unparsable_rate"].difference == pytest.approx(-2 / 6)
+    words = [row | {"answer": "yes"} for row in rows]
+    assert paired_comparisons(words, words) == {}
+    with pytest.raises(ValueError, match="not to the same questions"):
+        paired_comparisons(rows, words)
 
 
 def test_offsets_of_a_case_by_hand():
@@ -102,10 +197,23 @@ def test_unfinished_runs_and_other_sets_are_refused(compared, tmp_path):
     with pytest.raises(ConfigError, match=r"has no evaluation\.json"):
         report({"none": tmp_path}, tmp_path)
     evaluation = json.loads((compared / "ce" / "evaluation.json").read_text())
-    del evaluation["extrapolation"]
-    (tmp_path / "evaluation.json").write_text(json.dumps(evaluation))
-    with pytest.raises(ConfigError, match="different sets"):
-        report({"ce": compared / "ce", "less": tmp_path}, tmp_path)
+    runs = {"ce": compared / "ce", "other": tmp_path}
+    changes = {
+        "written by an older version": {"interpolation": {"metrics": {}}},
+        "different sets": {"interpolation": evaluation["interpolation"]},
+        r"evaluated with --evaluation\.paper-compat": {
+            name: result | {"paper_compat": True} for name, result in evaluation.items()
+        },
+        r"has no predictions\.jsonl": evaluation,
+    }
+    for message, content in changes.items():
+        (tmp_path / "evaluation.json").write_text(json.dumps(content))
+        with pytest.raises(ConfigError, match=message):
+            report(runs, tmp_path)
+    lines = (compared / "ce" / "predictions.jsonl").read_text().splitlines()
+    (tmp_path / "predictions.jsonl").write_text("\n".join(lines[1:]) + "\n")
+    with pytest.raises(ConfigError, match="not to the same questions"):
+        report(runs, tmp_path)
 
 
 def test_variants_differ_in_the_number_loss_alone(compared):

@@ -1,0 +1,114 @@
+"""A finished run evaluated anew: as before, with beams, as the paper counts."""
+
+import json
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from ntl_jax.generate import generate
+from ntl_jax.metrics import numeric_metrics
+from tests.train.helpers import COMPARED as TRAINED
+from train.__main__ import main
+from train.config import ConfigError
+from train.inputs import load_inputs
+from train.predict import load_run
+from train.reevaluate import evaluate
+from train.rundir import read_train_config
+
+RUN = "ce-0.3was"
+SET = "interpolation"
+MESH = ["--mesh.data", "-1", "--mesh.fsdp", "1", "--mesh.tensor", "1"]
+
+
+def results(folder):
+    return json.loads((folder / "evaluation.json").read_text())
+
+
+def answers(folder):
+    lines = (folder / "predictions.jsonl").read_text().splitlines()
+    return [row["prediction"] for row in map(json.loads, lines) if row["set"] == SET]
+
+
+def test_the_config_of_a_run_is_read_back(compared):
+    config = read_train_config(compared / RUN)
+    assert config == TRAINED
+    assert read_train_config(compared / "ce").loss.was == 0.0
+
+
+def test_fields_of_another_version_are_named(compared, tmp_path):
+    content = json.loads((compared / RUN / "config.json").read_text())
+    del content["evaluation"]["beams"]  # older: it keeps its default
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert read_train_config(tmp_path) == TRAINED
+    content["data"]["colour"] = "red"
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"config\.json has colour"):
+        read_train_config(tmp_path)
+
+
+def test_a_run_evaluated_again_says_what_it_said(compared, tmp_path, capsys):
+    arguments = ["--sets", SET, "--out", str(tmp_path / "again"), *MESH]
+    assert main(["evaluate", str(compared / RUN), *arguments]) == 0
+    assert "always the median" in capsys.readouterr().out
+    old, new = results(compared / RUN), results(tmp_path / "again")
+    assert list(new) == [SET] and list(old) != [SET]
+    assert answers(tmp_path / "again") == answers(compared / RUN)
+    metrics = [result[SET]["metrics"] for result in (old, new)]
+    chex.assert_trees_all_close(*metrics, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def searched(compared, tmp_path_factory):
+    """The answers of four beams to a few rows, counted as the paper counts."""
+    folder = tmp_path_factory.mktemp("searched") / "beams"
+    arguments = ["--evaluation.beams", "4", "--evaluation.paper-compat"]
+    arguments += ["--sets", SET, "--eval-size", "16", "--out", str(folder), *MESH]
+    evaluate(compared / RUN, arguments)
+    return folder
+
+
+def test_beams_are_those_of_generate(compared, searched):
+    trained = load_run(compared / RUN)
+    inputs = load_inputs(TRAINED, TRAINED.model)
+    batch = inputs.evaluation[SET].batch(np.arange(16))
+    tokens = generate(
+        trained.model,
+        trained.params,
+        jax.numpy.asarray(batch["input_ids"]),
+        attention_mask=jax.numpy.asarray(batch["attention_mask"]),
+        max_new_tokens=TRAINED.evaluation.max_new_tokens,
+        num_beams=4,
+    ).tokens
+    texts = [trained.tokenizer.decode(row.tolist()) for row in np.asarray(tokens)]
+    assert answers(searched) == texts
+
+
+def test_the_paper_counts_otherwise(searched):
+    result = results(searched)[SET]
+    assert result["paper_compat"] is True
+    lines = (searched / "predictions.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    texts = [[row[key] for row in rows] for key in ("prediction", "answer")]
+    expected = numeric_metrics(*texts, paper_compat=True)
+    assert result["metrics"] | expected == result["metrics"]
+    # Padding counts as right: ten tokens beyond every answer.
+    short = result["metrics"]["token_accuracy"]
+    assert short > 0.5, "a dozen padded columns of right tokens"
+
+
+def test_what_cannot_be_evaluated_is_refused(compared, searched):
+    run = compared / RUN
+    refused = {
+        "no evaluation set nowhere": ["--sets", "nowhere", *MESH],
+        "is not empty": ["--out", str(searched), *MESH],
+        "for greedy decoding": [
+            *("--evaluation.beams", "4", "--evaluation.numbers", "median", *MESH)
+        ],
+        "does not fill": ["--mesh.data", "3", "--mesh.fsdp", "1", *MESH[4:]],
+    }
+    for message, arguments in refused.items():
+        with pytest.raises(ConfigError, match=message):
+            evaluate(run, arguments)
+    assert not list(run.glob("evaluation-*")), "nothing was left behind"

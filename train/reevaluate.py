@@ -1,0 +1,162 @@
+"""Finished runs evaluated anew: with beams, by other rules for numbers, elsewhere."""
+
+import dataclasses
+import logging
+import pathlib
+from collections.abc import Sequence
+
+import jax
+import tyro
+
+from ntl_jax import NumberVocab
+from ntl_jax.models import init_params
+from ntl_jax.sharding import make_mesh
+from train.checkpoint import Checkpointer
+from train.config import ConfigError, EvalConfig, MeshConfig, TrainConfig, mesh_shape
+from train.data import Row, load_splits
+from train.evaluate import Evaluator, write_predictions
+from train.inputs import open_tokenizer, tokenized
+from train.report import report
+from train.rundir import read_train_config, trained_runs
+from train.state import Task, make_task, state_shardings
+
+logger = logging.getLogger("train")
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Evaluates a finished run, or every run of a comparison, from its checkpoint."""
+
+    evaluation: EvalConfig
+    """How to decode and to count."""
+    mesh: MeshConfig
+    """How many devices each mesh axis takes."""
+    sets: tuple[str, ...] = ()
+    """The evaluation sets; by default all."""
+    eval_size: int | None = None
+    """So many rows of each, as in training by default."""
+    eval_file: str | None = None
+    """jsonl, tsv: other rows than those of the run."""
+    raw_dir: str | None = None
+    """Folder of raw files, where it is not the run's."""
+    out: str | None = None
+    """Folder for evaluation.json, predictions.jsonl and comparison.md (default: beside
+    the checkpoint, named by how the answers were decoded). None of the run's own files
+    changes."""
+
+
+def evaluate(path: pathlib.Path, arguments: Sequence[str]) -> str:
+    """Evaluates every run in `path` from its newest checkpoint.
+
+    Args:
+        path: a run, or a folder of runs.
+        arguments: flags of `Evaluation`; its defaults are those of the first run.
+
+    Returns:
+        The report.
+
+    Raises:
+        ConfigError: no run, flags that contradict each other or the machine, a set that
+            the run does not have, or a folder that is not empty.
+    """
+    runs = trained_runs(path)
+    configs = {name: read_train_config(run) for name, run in runs.items()}
+    first = next(iter(configs.values()))
+    asked = tyro.cli(
+        Evaluation,
+        default=Evaluation(first.evaluation, first.mesh),
+        args=list(arguments),
+        prog=f"python -m train evaluate {path}",
+    )
+    folder = _folder(path, asked)
+    run_dirs = {}
+    for name, run in runs.items():
+        config = _changed(configs[name], asked)
+        run_dirs[name] = folder if len(runs) == 1 else folder / name
+        logger.info("evaluating %s", run)
+        _evaluate(run, config, asked.sets, run_dirs[name])
+    return report(run_dirs, folder)
+
+
+def _folder(path: pathlib.Path, asked: Evaluation) -> pathlib.Path:
+    """Where to write; it is empty."""
+    decoding = asked.evaluation
+    words = ["evaluation", f"beams{decoding.beams}" if decoding.beams > 1 else "greedy"]
+    words += [decoding.numbers] if decoding.numbers != "argmax" else []
+    words += ["paper"] if decoding.paper_compat else []
+    folder = pathlib.Path(asked.out) if asked.out else path / "-".join(words)
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ConfigError(
+            f"{folder} is a file or is not empty: name a new folder with --out."
+        )
+    return folder
+
+
+def _changed(config: TrainConfig, asked: Evaluation) -> TrainConfig:
+    """The run's config with what was asked for; checked on this machine."""
+    given = {
+        name: getattr(asked, name)
+        for name in ("eval_size", "eval_file", "raw_dir")
+        if getattr(asked, name) is not None
+    }
+    data = dataclasses.replace(config.data, **given)
+    config = dataclasses.replace(
+        config, evaluation=asked.evaluation, mesh=asked.mesh, data=data
+    )
+    config.validate(jax.device_count())
+    return config
+
+
+def _evaluate(
+    run_dir: pathlib.Path,
+    config: TrainConfig,
+    sets: Sequence[str],
+    folder: pathlib.Path,
+) -> None:
+    rows = _rows(config, sets)
+    tokenizer = open_tokenizer(config.tokenizer, config.split_digits)
+    vocab = NumberVocab.from_tokenizer(
+        tokenizer, vocab_size=config.model.vocab_size, policy=config.number_policy
+    )
+    datasets = {
+        name: tokenized(of_set, config, config.model, tokenizer)
+        for name, of_set in rows.items()
+    }
+    sizes = mesh_shape(config.mesh, jax.device_count())
+    mesh = make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"])
+    task = make_task(config, config.model, vocab, mesh)
+    evaluator = Evaluator(task, tokenizer, datasets, rows)
+    results = evaluator(_restored(run_dir, task))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_predictions(
+        folder, results, rows, paper_compat=config.evaluation.paper_compat
+    )
+
+
+def _rows(config: TrainConfig, sets: Sequence[str]) -> dict[str, Sequence[Row]]:
+    rows = load_splits(config.data).evaluation
+    unknown = [name for name in sets if name not in rows]
+    if unknown or not rows:
+        raise ConfigError(
+            f"the run has no evaluation set {', '.join(unknown) or 'at all'}: "
+            f"its sets are {', '.join(rows) or 'none'}."
+        )
+    return {name: rows[name] for name in sets or rows}
+
+
+def _restored(run_dir: pathlib.Path, task: Task):
+    """The newest parameters of a run, laid out on the task's mesh."""
+    shardings = state_shardings(task).params
+    shapes = jax.eval_shape(lambda key: init_params(task.model, key), jax.random.key(0))
+    abstract = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=sharding
+        ),
+        shapes,
+        shardings,
+    )
+    with Checkpointer(run_dir) as checkpointer:
+        step = checkpointer.latest_step()
+        if step is None:
+            raise ConfigError(f"{run_dir} holds no finished checkpoint.")
+        return checkpointer.restore_params(step, abstract)
