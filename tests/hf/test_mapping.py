@@ -156,3 +156,31 @@ def test_another_number_of_layers_is_refused_both_ways():
 def test_flatten_and_unflatten_are_inverse():
     tree = {"a": {"b": np.ones(1), "c": {"d": np.ones(2)}}, "e": np.ones(3)}
     assert unflatten(flatten(tree)) == tree
+
+
+def test_everything_wrong_with_parameters_to_write_comes_in_one_error():
+    params = read(named())
+    params["table"] = np.zeros((5, 3), np.float32)
+    params["layers"]["up"]["kernel"] = params["layers"]["up"]["kernel"].astype(int)
+    params["extra"] = np.zeros(2, np.float32)
+    with pytest.raises(CheckpointError) as error:
+        write_tensors(TABLE, params, SHAPES)
+    text = str(error.value)
+    assert "3 problem(s)" in text
+    for part in (
+        "table is (5, 3), the config asks for (5, 2)",
+        "layers/up/kernel holds int64, not floating point",
+        "unknown parameter extra",
+    ):
+        assert part in text
+    with pytest.raises(CheckpointError, match="no parameter layers/up/kernel"):
+        write_tensors(TABLE, {"table": params["table"]}, SHAPES)
+
+
+def test_floats_of_eight_bits_are_refused():
+    import ml_dtypes
+
+    tensors = named()
+    tensors["embed.weight"] = tensors["embed.weight"].astype(ml_dtypes.float8_e4m3fn)
+    with pytest.raises(CheckpointError, match=r"embed\.weight holds float8_e4m3fn"):
+        read(tensors)
