@@ -36,26 +36,27 @@ def draw(size: int, width: int):
     return hidden, kernel, jnp.where(number, 100 + text % 10, text)
 
 
-def measure(size: int, width: int, tiles: tuple[int, ...]) -> dict:
-    """{name: (ms, bytes)} at one size of head."""
+def measure(size: int, width: int, tokens: int, columns: int) -> dict:
+    """{name: (ms, bytes)} at one size of head, for tiles of so many tokens.
+
+    `tokens` where the gradient is cut by tokens, `columns` where by columns.
+    """
     vocab = digits_among(size)
     hidden, kernel, labels = draw(size, width)
 
-    def dense_total(hidden, kernel):
-        stats = stats_from_logits(hidden @ kernel, labels, vocab)
+    def total_of(stats):
         return OBJECTIVE.total(OBJECTIVE(stats, labels, vocab))
-
-    def fused_total(hidden, kernel, **options):
-        total, _ = objective_from_hidden(
-            OBJECTIVE, hidden, kernel, labels, vocab, **options
-        )
-        return total
 
     def dense_stats(hidden, kernel):
         return stats_from_logits(hidden @ kernel, labels, vocab)
 
     def fused_stats(hidden, kernel, **options):
         return stats_from_hidden(hidden, kernel, labels, vocab, **options)
+
+    def fused_total(hidden, kernel):
+        return objective_from_hidden(
+            OBJECTIVE, hidden, kernel, labels, vocab, tile_tokens=tokens
+        )[0]
 
     def pulled(read, hidden, kernel, cotangent):
         stats, pull = jax.vjp(read, hidden, kernel)
@@ -65,26 +66,29 @@ def measure(size: int, width: int, tiles: tuple[int, ...]) -> dict:
     cotangent = jax.tree.map(
         lambda x: 1e-4 * jax.random.normal(jax.random.key(5), x.shape), shapes
     )
-    scalar = {"dense": dense_total}
-    stats = {"dense": dense_stats}
-    for tile in tiles:
-        scalar[f"tiles of {tile}"] = partial(fused_total, tile_tokens=tile)
-        backward = "columns" if tile == min(tiles) else "tokens"
-        stats[f"by {backward}, tiles of {tile}"] = partial(
-            fused_stats, tile_tokens=tile, backward=backward
-        )
+    ways = {
+        "dense": dense_stats,
+        f"by tokens, {tokens} a tile": partial(fused_stats, tile_tokens=tokens),
+        f"by columns, {columns} a tile": partial(
+            fused_stats, tile_tokens=columns, backward="columns"
+        ),
+    }
+    scalar = {
+        name: lambda h, k, way=way: total_of(way(h, k)) for name, way in ways.items()
+    }
+    scalar[f"by tokens, {tokens} a tile"] = fused_total
     programs = {
         f"objective, {name}": (jax.value_and_grad(total, (0, 1)), ())
         for name, total in scalar.items()
     }
     programs |= {
         f"stats, {name}": (partial(pulled, read), (cotangent,))
-        for name, read in stats.items()
+        for name, read in ways.items()
     }
     results = {}
     for name, (function, more) in programs.items():
         compiled = jax.jit(function).lower(hidden, kernel, *more).compile()
-        timing = time_call(compiled, hidden, kernel, *more, rounds=5, seconds=0.2)
+        timing = time_call(compiled, hidden, kernel, *more, rounds=7, seconds=0.2)
         results[name] = (timing.ms, temporaries(compiled))
     return {"V": size, "D": width, "results": results}
 
@@ -123,11 +127,12 @@ def time_liger(size: int, width: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tiles", type=int, nargs="+", default=(512, 4096))
+    parser.add_argument("--tokens", type=int, default=4096, help="of a tile")
+    parser.add_argument("--columns", type=int, default=832, help="tokens of a tile")
     parser.add_argument("--peers", action="store_true", help="Liger too")
     options = parser.parse_args()
     print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}\n")
-    rows = [measure(*size, tuple(options.tiles)) for size in SIZES]
+    rows = [measure(*size, options.tokens, options.columns) for size in SIZES]
     print_table(rows)
     report = {"card": jax.devices()[0].device_kind, "rows": rows}
     if options.peers:
