@@ -3,6 +3,7 @@
 import contextlib
 import pathlib
 
+import filelock
 import jax
 import pytest
 
@@ -23,9 +24,18 @@ def _standard_promotion():
 
 
 @pytest.fixture(scope="session")
-def compared(tmp_path_factory) -> pathlib.Path:
-    """The folder of a finished comparison, COMPARED, trained on eight devices."""
-    run_dir = tmp_path_factory.mktemp("runs") / "compared"
-    with standard_promotion():
-        run_comparison(COMPARED, run_dir)
-    return run_dir
+def compared(tmp_path_factory, worker_id) -> pathlib.Path:
+    """The folder of a finished comparison, COMPARED, trained on eight devices.
+
+    The first process that asks for it trains; the others read the same files.
+    """
+    root = tmp_path_factory.getbasetemp()
+    if worker_id != "master":
+        root = root.parent
+    finished, run_dir = root / "compared", root / f"compared-by-{worker_id}"
+    with filelock.FileLock(root / "compared.lock"):
+        if not finished.exists():
+            with standard_promotion():
+                run_comparison(COMPARED, run_dir)
+            run_dir.rename(finished)
+    return finished
