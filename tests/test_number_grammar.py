@@ -194,6 +194,22 @@ def test_clean_up(text, expected):
     assert clean_numbers(text) == expected
 
 
+@pytest.mark.parametrize(
+    ("context", "expected"),
+    [
+        ("", "2132 cards"),
+        ("2 cards", "2132 cards"),
+        ("132 cards", "2132 cards"),
+        ("2 cards of 132", "2 132 cards"),
+        ("2 132 cards", "2132 cards"),
+        ("2 132 cards of 132, and 2", "2 132 cards"),
+        ("12 cards of 1,132", "2132 cards"),
+    ],
+)
+def test_a_context_that_holds_both_numbers_keeps_them_apart(context, expected):
+    assert clean_numbers("2 132 cards", context=context) == expected
+
+
 @hypothesis.given(st.text(alphabet="0123456789., -$xe"))
 def test_clean_up_settles_at_once_without_spaced_groups(text):
     text = re.sub(" +", "; ", text)

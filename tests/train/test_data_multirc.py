@@ -80,7 +80,6 @@ def test_truncation_never_takes_the_question(tmp_path):
 def test_splits(tmp_path):
     folder = write(tmp_path, train=record(), val=record())
     splits = load_splits(DataConfig(name="multirc", raw_dir=str(folder)))
-    assert not splits.numeric
     assert len(splits.train) == 2 and splits.evaluation.keys() == {"validation"}
     assert splits.train[0]["question"].startswith("Question: ")
     paper = load_splits(

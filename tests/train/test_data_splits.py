@@ -1,12 +1,14 @@
 """load_splits over generated, raw and JSONL data, and the TensorFlow-free builders."""
 
 import dataclasses
+import gzip
 import http.server
 import json
 import subprocess
 import sys
 import tarfile
 import threading
+import zipfile
 
 import pytest
 
@@ -147,43 +149,105 @@ flags.FLAGS.mark_as_parsed()
 
 raw, out = sys.argv[1:]
 from train.data import builders
-from train.data.sources import read_gsm8k, read_mathematics
+from train.data.files import find_file
+from train.data.sources import read_gsm8k, read_mathematics, read_multirc, read_rjokes
 
-gsm8k = builders.prepare(builders.Gsm8k(raw_dir=raw + "/gsm8k", data_dir=out))
-for split, file in (("train", "train.jsonl.gz"), ("test", "test.jsonl")):
-    rows = builders.ArrayRecordRows(gsm8k, split)
-    expected = read_gsm8k(raw + "/gsm8k/" + file)
-    assert list(rows) == expected, split
-    assert rows[-1] == expected[-1] and rows[5:9] == expected[5:9]
+def check(builder, splits):
+    builder = builders.prepare(builder)
+    assert set(builder.info.splits) == set(splits), builder.info.splits
+    for split, expected in splits.items():
+        rows = builders.ArrayRecordRows(builder, split)
+        assert list(rows) == list(expected), split
+        assert rows[-1] == expected[-1] and rows[1:3] == list(expected[1:3])
 
-module = "arithmetic__mul"
-mathematics = builders.prepare(
-    builders.Mathematics(
-        config=builders.mathematics_config(module),
-        raw_dir=raw + "/mathematics_dataset",
-        data_dir=out,
-    )
-)
-assert set(mathematics.info.splits) == {
-    "train_easy", "train_medium", "train_hard", "interpolate"
-}
-for folder in ("train-easy", "train-medium", "train-hard", "interpolate"):
-    rows = builders.ArrayRecordRows(mathematics, builders.split_name(folder))
-    path = f"{raw}/mathematics_dataset/{folder}/{module}.txt.gz"
-    assert list(rows) == list(read_mathematics(path)), folder
+for paper_form in (False, True):
+    options = {"config": builders.form_config(paper_form), "data_dir": out}
+    folder = raw + "/gsm8k"
+    check(builders.Gsm8k(raw_dir=folder, **options), {
+        split: read_gsm8k(find_file(folder, split + ".jsonl"), paper_form=paper_form)
+        for split in ("train", "test")
+    })
+    folder = raw + "/multirc"
+    check(builders.MultiRC(raw_dir=folder, **options), {
+        split: read_multirc(
+            find_file(folder, split + ".jsonl"),
+            labelled=split != "test",
+            paper_form=paper_form,
+        )
+        for split in ("train", "val", "test")
+    })
+
+folder = raw + "/rjokes"
+check(builders.RJokes(raw_dir=folder, data_dir=out), {
+    split: read_rjokes(find_file(folder, split + ".tsv"))
+    for split in ("train", "dev", "test")
+})
+
+module, folder = "arithmetic__mul", raw + "/mathematics_dataset"
+config = builders.mathematics_config(module)
+check(builders.Mathematics(config=config, raw_dir=folder, data_dir=out), {
+    builders.split_name(split): read_mathematics(f"{folder}/{split}/{module}.txt.gz")
+    for split in ("train-easy", "train-medium", "train-hard", "interpolate")
+})
 assert "tensorflow" not in sys.modules
 print("the same rows")
 """
 
 
-def test_builders_need_no_tensorflow_and_give_the_readers_rows(data_dir, tmp_path):
+def prepared_without_tensorflow(raw, out):
     done = subprocess.run(
-        [sys.executable, "-c", NO_TENSORFLOW, str(data_dir), str(tmp_path)],
+        [sys.executable, "-c", NO_TENSORFLOW, str(raw), str(out)],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.stdout.strip().endswith("the same rows"), done.stderr[-2000:]
+
+
+def passages(answers):
+    """A line of MultiRC whose question has these (text, label) options."""
+    options = [{"text": text, "label": label} for text, label in answers]
+    question = {"question": "Who?", "answers": options}
+    return json.dumps({"passage": {"text": "It is I.", "questions": [question] * 3}})
+
+
+@pytest.fixture
+def raw(tmp_path):
+    """Raw files of every dataset, a few rows each."""
+    files = {
+        "gsm8k/train.jsonl": ['{"question": "Is 12.5 .5?", "answer": "$1,000"}'] * 5,
+        "gsm8k/test.jsonl": ['{"question": "1 000?", "answer": "<<1>>1"}'] * 4,
+        "multirc/train.jsonl": [passages([("I", 1), ("you", 0)])] * 2,
+        "multirc/val.jsonl": [passages([("I", 0)])],
+        "multirc/test.jsonl": [passages([("I", None)])],
+        "rjokes/train.tsv": ["3\tone\ttwo", "0\tthree", "11\tfour"],
+        "rjokes/dev.tsv": ["1\tfive"] * 3,
+        "rjokes/test.tsv": ["2\tsix"] * 3,
+    }
+    for split in ("train-easy", "train-medium", "train-hard", "interpolate"):
+        name = f"mathematics_dataset/{split}/arithmetic__mul.txt"
+        files[name] = [f"{split} 2 * 3?", "6"] * 3
+    for name, lines in files.items():
+        path = tmp_path / "raw" / f"{name}.gz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    return tmp_path / "raw"
+
+
+def test_builders_need_no_tensorflow_and_give_the_readers_rows(raw, tmp_path):
+    prepared_without_tensorflow(raw, tmp_path)
+
+
+@pytest.mark.slow
+def test_builders_give_the_readers_rows_of_the_official_files(data_dir, tmp_path):
+    raw = tmp_path / "raw"
+    for name in ("gsm8k", "multirc", "mathematics_dataset", "rjokes"):
+        (raw / name).mkdir(parents=True)
+        for path in (data_dir / name).iterdir():
+            (raw / name / path.name).symlink_to(path)
+    if not (raw / "rjokes" / "train.tsv.gz").exists():
+        (raw / "rjokes" / "train.tsv").write_text("3\tone\n1\ttwo\n")
+    prepared_without_tensorflow(raw, tmp_path)
 
 
 @pytest.fixture
@@ -213,6 +277,27 @@ def test_data_is_downloaded_when_no_folder_is_named(server, tmp_path, monkeypatc
     monkeypatch.setattr(builders.Gsm8k, "url", url + "/{split}.jsonl")
     monkeypatch.setattr(builders.Mathematics, "url", url + "/m.tar.gz")
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+
+    monkeypatch.setattr(builders.RJokes, "url", url + "/{split}.tsv.gz")
+    monkeypatch.setattr(builders.MultiRC, "url", url + "/m.zip")
+    for split in ("train", "dev", "test"):
+        (site / f"{split}.tsv.gz").write_bytes(gzip.compress(f"4\t{split}".encode()))
+    splits = load_splits(DataConfig(name="rjokes"))
+    assert list(splits.train) == [{"question": "train", "answer": "4"}]
+    assert splits.evaluation.keys() == {"dev", "test"}
+
+    with zipfile.ZipFile(site / "m.zip", "w") as archive:
+        for split in ("train", "val", "test"):
+            archive.writestr(f"MultiRC/{split}.jsonl", passages([(split, 1)]))
+    splits = load_splits(DataConfig(name="multirc"))
+    assert [row["answer"] for row in splits.train] == ["train"] * 3
+    assert (
+        splits.evaluation["validation"][2]["question"] == "Question: Who?\n\nIt is I."
+    )
+    splits = load_splits(DataConfig(name="multirc", paper_form=True))
+    assert (
+        splits.evaluation["validation"][2]["question"] == "It is I.\n\nQuestion: Who?"
+    )
 
     _, rows = jsonl(site / "train.jsonl", 5)
     jsonl(site / "test.jsonl", 2)

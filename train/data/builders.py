@@ -69,7 +69,8 @@ class _FormedBuilder(_QuestionsBuilder):
 
     @property
     def paper_form(self) -> bool:
-        return self.builder_config == form_config(paper_form=True)
+        config = self.builder_config
+        return config is not None and config.name == form_config(paper_form=True).name
 
 
 class Gsm8k(_FormedBuilder):

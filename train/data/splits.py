@@ -28,8 +28,6 @@ class Splits:
 
     train: Sequence[Row]
     evaluation: dict[str, Sequence[Row]]
-    numeric: bool = True
-    """Whether every answer is a number, or ends in one; else it is text."""
 
 
 def load_splits(data: DataConfig) -> Splits:
@@ -152,8 +150,7 @@ def _rjokes(data: DataConfig) -> Splits:
 
 def _multirc(data: DataConfig) -> Splits:
     rows = multirc(data, _raw_folder(data, "multirc"))
-    splits = _sized(data, rows["train"], {"validation": rows["val"]})
-    return dataclasses.replace(splits, numeric=False)
+    return _sized(data, rows["train"], {"validation": rows["val"]})
 
 
 def _own_files(data: DataConfig) -> Splits:
