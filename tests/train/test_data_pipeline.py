@@ -3,6 +3,7 @@
 import itertools
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from train.data import (
     tokenize_rows,
     train_batches,
 )
-from train.data.pipeline import shuffled_rows
+from train.data.order import shuffled_rows
 from train.data.sources import arithmetic_questions
 
 TOKENIZER = builtin_tokenizer()
@@ -159,6 +160,14 @@ def test_seeds_name_different_orders_and_do_not_overlap():
     np.testing.assert_array_equal(orders[0], shuffled_rows(places, 100, 0))
 
 
+@pytest.mark.parametrize("n", [4096, 4097])
+def test_few_rows_and_many_are_permuted_anew_every_epoch(n):
+    first, second = np.split(shuffled_rows(np.arange(2 * n), n, seed=3), 2)
+    for order in (first, second):
+        np.testing.assert_array_equal(np.sort(order), np.arange(n))
+    assert (first == second).sum() < 10
+
+
 def test_shuffling_leaves_no_trace_of_the_order():
     rows = shuffled_rows(np.arange(10_000), 10_000, seed=0)
     assert abs(np.corrcoef(rows, np.arange(10_000))[0, 1]) < 0.05
@@ -166,15 +175,17 @@ def test_shuffling_leaves_no_trace_of_the_order():
 
 
 def test_the_order_is_fixed_for_ever():
-    """A resumed run may meet a newer grain: its shuffle must not have changed."""
+    """A resumed run may meet a newer grain or NumPy: neither may have changed."""
     rows = shuffled_rows(np.arange(12), 10, seed=0)
-    assert rows.tolist() == [5, 8, 9, 7, 4, 2, 1, 0, 3, 6, 1, 2]
+    assert rows.tolist() == [4, 6, 2, 7, 3, 5, 9, 0, 8, 1, 9, 1]
+    rows = shuffled_rows(np.arange(9_998, 10_004), 10_000, seed=0)
+    assert rows.tolist() == [516, 4498, 6923, 3272, 1398, 6824]
 
 
 @pytest.mark.parametrize("start", [0, 1, 7, 40])
 def test_resume_equals_the_uninterrupted_stream(start):
     dataset = tokenize(arithmetic_questions(100, seed=0, max_operand=99))
-    options = {"batch_size": 6, "seed": 5}
+    options: dict[str, Any] = {"batch_size": 6, "seed": 5}
     whole = take(start + 20, train_batches(dataset, **options))
     rest = take(20, train_batches(dataset, **options, start_step=start))
     assert_equal(whole[start:], rest)
@@ -187,7 +198,9 @@ def test_resume_equals_the_uninterrupted_stream(start):
 def test_processes_share_one_global_batch(processes):
     dataset = tokenize(arithmetic_questions(50, seed=0, max_operand=99))
     for batches, n in ((train_batches, 12), (eval_batches, 5)):
-        options = {"batch_size": 12} | ({"seed": 1} if batches is train_batches else {})
+        options: dict[str, Any] = {"batch_size": 12} | (
+            {"seed": 1} if batches is train_batches else {}
+        )
         whole = take(n, batches(dataset, **options))
         shards = [
             take(

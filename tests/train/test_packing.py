@@ -1,0 +1,231 @@
+"""Plans of packed rows: nothing lost, split or doubled; and their batches."""
+
+import collections
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from train.data import (
+    CausalDataset,
+    DataError,
+    PackedDataset,
+    TokenizedDataset,
+    pack,
+    train_batches,
+)
+from train.data.packing import first_fit_decreasing
+from train.data.transforms import IGNORE_INDEX, Ragged
+
+
+def ragged(sizes, offset: int) -> Ragged:
+    """Row i holds its own mark, offset + i, as often as it is long."""
+    values = np.repeat(np.arange(len(sizes)) + offset, sizes).astype(np.int32)
+    return Ragged(values, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+
+
+def dataset(sizes, kind=TokenizedDataset) -> TokenizedDataset:
+    """Rows of these lengths [N, 2]; questions hold 1000 + i, answers 5000 + i."""
+    sizes = np.asarray(sizes)
+    longest = sizes.max(axis=0)
+    return kind(
+        ragged(sizes[:, 0], 1000),
+        ragged(sizes[:, 1], 5000),
+        pad_token_id=0,
+        source_length=int(longest[0]),
+        target_length=int(longest[1]),
+        truncated_sources=0,
+        truncated_targets=0,
+    )
+
+
+def some_sizes(n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).geometric(0.1, (n, 2)).clip(1, 40)
+
+
+def take(n, iterator):
+    batches = list(itertools.islice(iterator, n))
+    iterator.close()
+    return batches
+
+
+def texts(batch) -> list[list[tuple[int, int, int]]]:
+    """(row, question tokens, answer tokens) of each text of each packed row."""
+    causal = "target_segment_ids" not in batch
+    sides = batch["segment_ids"], batch.get("target_segment_ids", batch["segment_ids"])
+    found = []
+    for row in range(len(batch["labels"])):
+        here = []
+        for number in range(1, sides[0][row].max() + 1):
+            asked = batch["input_ids"][row][sides[0][row] == number]
+            labels = batch["labels"][row][sides[1][row] == number]
+            if causal:  # the answer stands behind the question, in both
+                assert (asked[labels != IGNORE_INDEX] >= 5000).all()
+                asked = asked[labels == IGNORE_INDEX]
+                labels = labels[labels != IGNORE_INDEX]
+            (index,) = set(asked - 1000)
+            assert set(labels - 5000) == {index}
+            here.append((int(index), len(asked), len(labels)))
+        found.append(here)
+    return found
+
+
+def assert_sound(batch) -> None:
+    """Segments stand side by side from the left, numbered from 1, then padding."""
+    for name in {"segment_ids", "target_segment_ids"} & batch.keys():
+        for row in batch[name]:
+            used = row[: np.count_nonzero(row)]
+            assert (row[len(used) :] == 0).all()
+            assert used[0] == 1 and set(np.diff(used)) <= {0, 1}
+    mask = batch["segment_ids"] > 0
+    np.testing.assert_array_equal(batch["attention_mask"], mask)
+    assert (batch["input_ids"][~mask] == 0).all()
+    target = batch.get("target_segment_ids", batch["segment_ids"])
+    assert (batch["labels"][target == 0] == IGNORE_INDEX).all()
+    assert batch["labels"].dtype == batch["input_ids"].dtype == np.int32
+
+
+SIZES = st.lists(
+    st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=60
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=SIZES,
+    seed=st.integers(0, 9),
+    window=st.integers(1, 70),
+    extra=st.floats(1, 3),
+)
+def test_a_plan_holds_every_row_once_and_overfills_none(sizes, seed, window, extra):
+    lengths = np.array(sizes)
+    capacity = np.ceil(lengths.max(axis=0) * extra).astype(int)
+    order = np.random.default_rng(seed).permutation(len(lengths))
+    plan = first_fit_decreasing(lengths, capacity, order, window)
+    assert sorted(plan.values) == list(range(len(lengths)))
+    assert (np.diff(plan.offsets) > 0).all()
+    for row in range(len(plan)):
+        assert (lengths[plan[row]].sum(axis=0) <= capacity).all()
+    # First fit: no row of a window would have had room in an earlier one.
+    for start in range(0, len(order), window):
+        inside = set(order[start : start + window].tolist())
+        rows = [plan[row] for row in range(len(plan)) if plan[row][0] in inside]
+        assert set(np.concatenate(rows).tolist()) == inside
+        for earlier, later in itertools.combinations(rows, 2):
+            room = capacity - lengths[earlier].sum(axis=0)
+            assert not (lengths[later] <= room).all(axis=1).any()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=SIZES,
+    seed=st.integers(0, 5),
+    kind=st.sampled_from([TokenizedDataset, CausalDataset]),
+    batch_size=st.integers(1, 5),
+)
+def test_every_row_is_seen_once_an_epoch_and_whole(sizes, seed, kind, batch_size):
+    packed = pack(dataset(sizes, kind), seed=seed)
+    assert len(packed) <= len(sizes)
+    assert all(length % 8 == 0 for length in packed.shape)
+    epochs = 2 * batch_size  # ends where a batch does
+    steps = epochs * len(packed) // batch_size
+    seen = []
+    for batch in take(steps, train_batches(packed, batch_size=batch_size, seed=seed)):
+        assert_sound(batch)
+        assert batch["labels"].shape == (batch_size, packed.shape[-1])
+        seen += texts(batch)
+    for epoch in range(epochs):
+        rows = seen[epoch * len(packed) : (epoch + 1) * len(packed)]
+        rows = sorted(text for row in rows for text in row)
+        assert rows == [(i, *size) for i, size in enumerate(sizes)]
+
+
+@pytest.fixture(scope="module", params=[TokenizedDataset, CausalDataset])
+def packed(request) -> PackedDataset:
+    return pack(dataset(some_sizes(200), request.param), seed=3)
+
+
+def assert_equal(first, second):
+    assert len(first) == len(second)
+    for a, b in zip(first, second, strict=True):
+        assert a.keys() == b.keys()
+        for key in a:
+            np.testing.assert_array_equal(a[key], b[key])
+
+
+@pytest.mark.parametrize("start", [1, 7, 60])
+def test_resume_equals_the_uninterrupted_stream(packed, start):
+    options: dict[str, Any] = {"batch_size": 6, "seed": 5}
+    whole = take(start + 12, train_batches(packed, **options))
+    rest = take(12, train_batches(packed, **options, start_step=start))
+    assert_equal(whole[start:], rest)
+    with pytest.raises(AssertionError):
+        assert_equal(whole[:12], rest)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_share_one_global_batch(packed, processes):
+    options: dict[str, Any] = {"batch_size": 8, "seed": 1}
+    whole = take(20, train_batches(packed, **options))
+    shards = [
+        take(
+            20,
+            train_batches(
+                packed, **options, process_index=process, process_count=processes
+            ),
+        )
+        for process in range(processes)
+    ]
+    joined = [
+        {key: np.concatenate([shard[key] for shard in step]) for key in step[0]}
+        for step in zip(*shards, strict=True)
+    ]
+    assert_equal(whole, joined)
+
+
+def test_seeds_name_different_plans_and_orders():
+    rows = dataset(some_sizes(4000))
+    one, again, other = (pack(rows, seed=seed) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one.plan.values, again.plan.values)
+    groups = [
+        {frozenset(p.plan[row].tolist()) for row in range(len(p))} for p in (one, other)
+    ]
+    assert len(groups[0] & groups[1]) < len(groups[0]) / 10
+    first, second = (
+        take(4, train_batches(one, batch_size=4, seed=seed)) for seed in (0, 1)
+    )
+    with pytest.raises(AssertionError):
+        assert_equal(first, second)
+
+
+def test_the_plan_is_fixed_for_ever():
+    """A resumed run may meet a newer NumPy: the plan must not have changed."""
+    sizes = [(9, 5), (4, 7), (8, 2), (3, 3), (1, 6), (9, 8), (2, 2), (4, 1), (9, 5)]
+    plan = pack(dataset(sizes), seed=0).plan
+    assert plan.values.tolist() == [0, 1, 3, 8, 4, 7, 6, 5, 2]
+    assert plan.offsets.tolist() == [0, 3, 7, 8, 9]
+
+
+def test_little_room_is_left():
+    sizes = some_sizes(20_000)
+    for kind, most in ((TokenizedDataset, 0.15), (CausalDataset, 0.05)):
+        packed = pack(dataset(sizes, kind), seed=0)
+        room = len(packed) * sum(packed.shape)
+        assert 0 < 1 - sizes.sum() / room < most
+
+
+def test_both_sides_fill_up_together():
+    """Long questions with short answers: the answers' side is not made for the rest."""
+    sizes = np.stack([np.full(100, 30), np.full(100, 3)], axis=1)
+    sizes[0] = (32, 16)
+    packed = pack(dataset(sizes), seed=0, length=160)
+    assert packed.shape == (152, 16)
+    assert collections.Counter(np.diff(packed.plan.offsets)).most_common(1)[0][0] == 5
+
+
+def test_rows_too_short_for_the_longest_are_refused():
+    with pytest.raises(DataError, match=r"packed rows of 24 tokens .* at least 48"):
+        pack(dataset([(40, 8), (1, 1)]), seed=0, length=20)
