@@ -18,15 +18,12 @@ from jaxtyping import Array, Float, Float32, Int
 from ntl_jax.models.number_encodings import Formula, Scale, number_encodings
 from ntl_jax.models.t5 import T5
 from ntl_jax.models.t5_config import T5Config
-
-# Digits 0-9 at places -12 to 19, one token each, places outer and digits inner.
-SMALLEST_PLACE, LARGEST_PLACE = -12, 19
-NUMBER_TOKENS = 10 * (LARGEST_PLACE - SMALLEST_PLACE + 1)
+from ntl_jax.place_tokens import NUMBER_TOKENS, place_values
 
 
 @dataclasses.dataclass(frozen=True)
 class RegressionTransformerConfig(T5Config):
-    """A `T5Config` with number tokens: 320 in a row, see `place_values`."""
+    """A `T5Config` with number tokens: 320 in a row, see `ntl_jax.place_tokens`."""
 
     first_number_id: int = 32100  # the first of them, _0_-12_
     number_formula: Formula = "reference"
@@ -49,16 +46,6 @@ class RegressionTransformerConfig(T5Config):
         number_encodings(  # refuses other names
             np.zeros(1), 1, formula=self.number_formula, scale=self.number_scale
         )
-
-
-def place_values() -> Float[np.ndarray, "320"]:
-    """What the number tokens are worth, in the order of their ids: v * 10^p.
-
-    >>> place_values()[[1, 119, 120, 121, 319]]
-    array([1.e-12, 9.e-01, 0.e+00, 1.e+00, 9.e+19])
-    """
-    places = range(SMALLEST_PLACE, LARGEST_PLACE + 1)
-    return np.array([float(f"{v}e{p}") for p in places for v in range(10)])
 
 
 @functools.lru_cache(maxsize=8)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ntl_jax.tokenization.hugging_face import HuggingFaceTokenizer, from_transformers
 
 _DIGITS = frozenset("0123456789")
-_BYTE = re.compile("<0x[0-9A-F]{2}>")  # how byte fallback spells a byte
+BYTE = re.compile("<0x[0-9A-F]{2}>")  # how byte fallback spells a byte
 
 
 class DigitTokenizer:
@@ -90,7 +90,7 @@ def _characters_of(base: HuggingFaceTokenizer) -> list[tuple[int, ...]]:
         (token_id,) for token_id in range(max(vocab.values()) + 1)
     ]
     for piece, token_id in vocab.items():
-        if token_id in added or _DIGITS.isdisjoint(piece) or _BYTE.fullmatch(piece):
+        if token_id in added or _DIGITS.isdisjoint(piece) or BYTE.fullmatch(piece):
             continue
         characters = tuple(vocab.get(character, -1) for character in piece)
         if -1 not in characters:

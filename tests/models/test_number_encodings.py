@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ntl_jax.models.number_encodings import number_encodings
-from ntl_jax.models.regression_transformer import place_values
+from ntl_jax.place_tokens import place_values
 
 WIDTH = 7
 
