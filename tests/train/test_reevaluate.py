@@ -59,6 +59,24 @@ def test_a_run_evaluated_again_says_what_it_said(compared, tmp_path, capsys):
     chex.assert_trees_all_close(*metrics, rtol=1e-5)
 
 
+def answers_of_generate(run, **options):
+    """The texts that `generate` gives to 16 questions."""
+    trained = load_run(run)
+    inputs = load_inputs(TRAINED, TRAINED.model)
+    batch = inputs.evaluation[SET].batch(np.arange(16))
+    if "numbers" in options:
+        options["vocab"] = trained.vocab
+    tokens = generate(
+        trained.model,
+        trained.params,
+        jax.numpy.asarray(batch["input_ids"]),
+        attention_mask=jax.numpy.asarray(batch["attention_mask"]),
+        max_new_tokens=TRAINED.evaluation.max_new_tokens,
+        **options,
+    ).tokens
+    return [trained.tokenizer.decode(row.tolist()) for row in np.asarray(tokens)]
+
+
 @pytest.fixture(scope="module")
 def searched(compared, tmp_path_factory):
     """The answers of four beams to a few rows, counted as the paper counts."""
@@ -70,19 +88,15 @@ def searched(compared, tmp_path_factory):
 
 
 def test_beams_are_those_of_generate(compared, searched):
-    trained = load_run(compared / RUN)
-    inputs = load_inputs(TRAINED, TRAINED.model)
-    batch = inputs.evaluation[SET].batch(np.arange(16))
-    tokens = generate(
-        trained.model,
-        trained.params,
-        jax.numpy.asarray(batch["input_ids"]),
-        attention_mask=jax.numpy.asarray(batch["attention_mask"]),
-        max_new_tokens=TRAINED.evaluation.max_new_tokens,
-        num_beams=4,
-    ).tokens
-    texts = [trained.tokenizer.decode(row.tolist()) for row in np.asarray(tokens)]
-    assert answers(searched) == texts
+    assert answers(searched) == answers_of_generate(compared / RUN, num_beams=4)
+
+
+def test_numbers_may_be_chosen_by_their_distribution(compared, tmp_path):
+    arguments = ["--evaluation.numbers", "expected", "--out", str(tmp_path / "mean")]
+    evaluate(compared / RUN, [*arguments, "--sets", SET, "--eval-size", "16", *MESH])
+    found = answers(tmp_path / "mean")
+    assert found == answers_of_generate(compared / RUN, numbers="expected")
+    assert found != answers(compared / RUN)[:16], "the means are the likeliest"
 
 
 def test_the_paper_counts_otherwise(searched):
