@@ -157,6 +157,18 @@ def _shapes(config: Config) -> Tree:
     return jax.eval_shape(partial(init_params, config), jax.random.key(0))
 
 
+def read_any(source: str | Path) -> tuple[Any, Params]:
+    """Config and parameters of a Hugging Face checkpoint, or of `native.write_native`.
+
+    Raises as `load_checkpoint` and `native.read_native` do.
+    """
+    from ntl_jax.hf.native import is_native, read_native  # orbax is slow to import
+
+    if is_native(source):
+        return read_native(source, {c.__name__: c for c in _FAMILY_OF_CONFIG})
+    return load_checkpoint(source)
+
+
 def save_checkpoint(
     folder: str | Path,
     config: Config,

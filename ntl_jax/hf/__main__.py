@@ -1,119 +1,106 @@
-"""Command line: `python -m ntl_jax.hf {import,export,check} CHECKPOINT`.
+"""Command line: `python -m ntl_jax.hf {import,export,check} CHECKPOINT ...`.
 
-import   reads a checkpoint strictly and says what it is.
-export   reads a checkpoint and writes it as a float32 safetensors folder.
-check    compares logits with transformers' PyTorch model on random tokens.
+import CHECKPOINT [FOLDER]   reads a Hugging Face checkpoint strictly, says what it is,
+                             and writes it for JAX: orbax parameters and a config
+export CHECKPOINT FOLDER     writes a float32 safetensors folder, from what import wrote
+                             or from any Hugging Face checkpoint (such as old pickles)
+check CHECKPOINT             compares logits with transformers' PyTorch model
+
+A tokenizer's files in CHECKPOINT go along. What exists is never overwritten.
 """
 
 import argparse
+import shutil
 import sys
+from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
-from ntl_jax.hf import load_checkpoint, save_checkpoint
-from ntl_jax.models import (
-    Config,
-    Params,
-    T5Config,
-    bind,
-    count_parameters,
-    shift_right,
-)
+from ntl_jax.hf import read_any, save_checkpoint
+from ntl_jax.hf.compare import TOLERANCE, differences
+from ntl_jax.hf.native import is_native, write_native
+from ntl_jax.models import count_parameters
 
-TOLERANCE = 1e-4  # of the largest logit
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+    "chat_template.jinja",
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; the exit status."""
-    parser = argparse.ArgumentParser("python -m ntl_jax.hf")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in (
-        ("import", "read a checkpoint strictly and say what it is"),
-        ("export", "write a checkpoint as a float32 safetensors folder"),
-        ("check", "compare logits with transformers' PyTorch model"),
-    ):
-        command = commands.add_parser(name, help=text)
-        command.add_argument("checkpoint", help="a folder or a hub id")
-        if name == "export":
-            command.add_argument("folder", help="where to write")
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
-        config, params = load_checkpoint(options.checkpoint)
-        print(f"{options.checkpoint}: {count_parameters(params):,} parameters")
+        source = options.checkpoint
+        if options.command == "check" and is_native(source):
+            raise ValueError(f"export {source} first: PyTorch cannot read it")
+        folder = getattr(options, "folder", None)
+        if folder is not None:
+            _refuse_to_overwrite(Path(folder))
+        config, params = read_any(source)
+        print(f"{source}: {count_parameters(params, config):,} parameters")
         print(config)
-        if options.command == "export":
-            save_checkpoint(options.folder, config, params)
-            print(f"written to {options.folder}, and read back the same")
         if options.command == "check":
-            return _check(options.checkpoint, config, params)
+            return _check(source, config, params)
+        if folder is not None:
+            write = save_checkpoint if options.command == "export" else write_native
+            write(folder, config, params)
+            copied = _copy_tokenizer(Path(source), Path(folder))
+            print(f"written to {folder}", *(["with its tokenizer"] if copied else []))
     except (ImportError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _check(checkpoint: str, config: Config, params: Params) -> int:
-    draw = np.random.default_rng(0)
-    input_ids = draw.integers(0, config.vocab_size, (2, 48), dtype=np.int32)
-    attention_mask = np.arange(48) < np.array([[48], [29]])
-    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-    if isinstance(config, T5Config):
-        labels = draw.integers(0, config.vocab_size, (2, 16), dtype=np.int32)
-        inputs["decoder_input_ids"] = np.array(
-            shift_right(
-                jnp.asarray(labels),
-                start_id=config.decoder_start_token_id,
-                pad_id=config.pad_token_id,
-            )
-        )
-        compared = np.ones(labels.shape, bool)
-    else:
-        # Padded on the left; what a padded position predicts is of no meaning.
-        inputs["attention_mask"] = compared = attention_mask[:, ::-1].copy()
-    ours = np.asarray(_logits(config, params, inputs))[compared]
-    theirs = torch_logits(checkpoint, inputs)[compared]
-    error = float(np.abs(ours - theirs).max())
-    bound = TOLERANCE * float(np.abs(theirs).max())
-    verdict = "agree" if error <= bound else "DISAGREE"
-    print(f"logits {verdict}: largest difference {error:.2e}, allowed {bound:.2e}")
-    return 0 if error <= bound else 1
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m ntl_jax.hf",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (
+        ("import", "read a checkpoint strictly, and write it for JAX programs"),
+        ("export", "write a checkpoint as a float32 safetensors folder"),
+        ("check", "compare logits with transformers' PyTorch model"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("checkpoint", help="a folder or a hub id")
+        if name != "check":
+            optional = "?" if name == "import" else None
+            command.add_argument("folder", nargs=optional, help="where to write")
+    return parser
 
 
-def _logits(config: Any, params: Params, inputs: dict[str, np.ndarray]):
-    return bind(config, params)(**{k: jnp.asarray(v) for k, v in inputs.items()})
+def _refuse_to_overwrite(folder: Path) -> None:
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ValueError(f"{folder} is a file or is not empty; name a new folder")
 
 
-def torch_logits(checkpoint: str, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    """Logits of transformers' PyTorch model, as a float32 NumPy array.
+def _copy_tokenizer(source: Path, folder: Path) -> list[str]:
+    found = [name for name in TOKENIZER_FILES if (source / name).is_file()]
+    for name in found:
+        shutil.copy(source / name, folder / name)
+    return found
 
-    Args:
-        checkpoint: a folder or a hub id.
-        inputs: `input_ids` and `attention_mask`; and `decoder_input_ids`, without
-            which the model is taken to be decoder-only, its padding on the left.
 
-    Raises:
-        ImportError: PyTorch or transformers is not installed.
-    """
-    try:
-        import torch
-        import transformers
-    except ImportError as error:
-        raise ImportError(
-            "check compares with PyTorch; pip install torch transformers"
-        ) from error
-    tensors = {k: torch.from_numpy(v).long() for k, v in inputs.items()}
-    if "decoder_input_ids" in inputs:
-        kind = transformers.AutoModelForSeq2SeqLM
-    else:
-        kind = transformers.AutoModelForCausalLM
-        # Left to itself, the model would count padding as positions.
-        positions = tensors["attention_mask"].cumsum(1) - 1
-        tensors["position_ids"] = positions.clamp(min=0)
-    model = kind.from_pretrained(checkpoint, dtype=torch.float32)
-    with torch.no_grad():
-        return model.eval()(**tensors).logits.numpy()
+def _check(checkpoint: str, config: Any, params: Any) -> int:
+    error, scale = differences(checkpoint, config, params)
+    bound = TOLERANCE * scale
+    agree = error <= bound and np.isfinite(error)
+    print(
+        f"logits {'agree' if agree else 'DISAGREE'}: largest difference {error:.2e}, "
+        f"allowed {bound:.2e}"
+    )
+    return 0 if agree else 1
 
 
 if __name__ == "__main__":

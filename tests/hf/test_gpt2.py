@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ntl_jax.hf import CheckpointError, gpt2, load_checkpoint, save_checkpoint
+from ntl_jax.hf import CheckpointError, compare, gpt2, load_checkpoint, save_checkpoint
 from ntl_jax.hf import __main__ as command_line
 from ntl_jax.hf.mapping import flatten
 from ntl_jax.models import GPT2Config, count_parameters, init_params
@@ -233,7 +233,7 @@ def test_check_agrees_and_can_disagree(kind, tmp_path, capsys, monkeypatch):
     torch_model(kind).save_pretrained(tmp_path)
     assert command_line.main(["check", str(tmp_path)]) == 0
     assert "agree" in capsys.readouterr().out
-    right = command_line.torch_logits
-    monkeypatch.setattr(command_line, "torch_logits", lambda *a: right(*a) + 0.01)
+    right = compare.torch_logits
+    monkeypatch.setattr(compare, "torch_logits", lambda *a: right(*a) + 0.01)
     assert command_line.main(["check", str(tmp_path)]) == 1
     assert "DISAGREE" in capsys.readouterr().out
