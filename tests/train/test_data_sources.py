@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from train.data.rows import JoinedRows, LineRows, spread
+from train.data.rows import ComputedRows, JoinedRows, LineRows, PickedRows, spread
 from train.data.sources import (
     DataError,
     arithmetic_questions,
@@ -188,6 +188,43 @@ def test_joined_rows_behave_like_a_list():
     with pytest.raises(IndexError):
         joined[5]
     assert len(JoinedRows([])) == 0
+
+
+class Many(list):
+    """A list that also hands out many at once, as ArrayRecord files do."""
+
+    def __getitems__(self, places):
+        self.asked = places
+        return [self[place] for place in places]
+
+
+@pytest.mark.parametrize("kind", [list, Many])
+def test_picked_rows_behave_like_a_list(kind):
+    rows = kind({"question": str(i), "answer": str(i)} for i in range(20_000))
+    places = np.arange(19_999, 0, -2, dtype=np.int32)
+    picked, expected = PickedRows(rows, places), rows[::-1][:-1:2]
+    assert len(picked) == 10_000 and list(picked) == expected
+    assert picked[-1] == expected[-1] and picked[3] == expected[3]
+    assert list(picked[5:9]) == expected[5:9] and isinstance(picked[5:9], PickedRows)
+    assert not isinstance(rows, Many) or len(rows.asked) < 10_000
+    with pytest.raises(IndexError):
+        picked[10_000]
+
+
+def test_computed_rows_behave_like_a_list_and_wait_to_be_asked():
+    made = []
+
+    def row(number):
+        made.append(number)
+        return {"question": str(number), "answer": ""}
+
+    rows = ComputedRows(10, row)
+    assert len(rows) == 10 and len(rows[3:7]) == 4 and made == []
+    assert rows[-1]["question"] == "9" and rows[3:7][1]["question"] == "4"
+    assert made == [9, 4]
+    assert [r["question"] for r in rows[3:7][::2]] == ["3", "5"]
+    with pytest.raises(IndexError):
+        rows[10]
 
 
 @pytest.mark.parametrize(

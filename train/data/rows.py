@@ -20,8 +20,8 @@ class LineRows(Sequence[Row]):
 
     Args:
         block: UTF-8 text.
-        starts: i64[N, 2], where question and answer of each row start.
-        ends: i64[N, 2], where they end.
+        starts: i32 or i64[N, 2], where question and answer of each row start.
+        ends: the same, where they end.
     """
 
     def __init__(self, block: bytes, starts: np.ndarray, ends: np.ndarray) -> None:
@@ -34,7 +34,12 @@ class LineRows(Sequence[Row]):
         if not block.endswith(b"\n"):
             ends = np.append(ends, len(block))
         starts = np.concatenate([[0], ends[:-1] + 1])
-        return cls(block, starts.reshape(-1, 2), ends.reshape(-1, 2))
+        small = np.int32 if len(block) < 2**31 else np.int64
+        return cls(
+            block,
+            starts.astype(small).reshape(-1, 2),
+            ends.astype(small).reshape(-1, 2),
+        )
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -63,7 +68,7 @@ class LineRows(Sequence[Row]):
         return self._block[self._starts[row, column] : self._ends[row, column]]
 
     def line_lengths(self) -> np.ndarray:
-        """i64[N, 2], bytes of each question and answer, white space around included."""
+        """[N, 2], bytes of each question and answer, white space around included."""
         return self._ends - self._starts
 
     def blank_starts(self) -> np.ndarray:
