@@ -72,6 +72,27 @@ T5_REGRESSION_RULES: Rules = (
     (r"head/(dense|out)/bias", _REPLICATED),
 )
 
+_POSITIONS = (r"positions/embedding", PartitionSpec(None, "fsdp"))  # [P, D]
+_NUMBER_HEAD: Rules = (
+    (r"number_head/wi/kernel", PartitionSpec("fsdp", "tensor")),  # [D, H]
+    (r"number_head/wo/kernel", PartitionSpec("tensor", None)),  # [H, 1]
+    (r"number_head/w[io]/bias", _REPLICATED),
+)
+XVAL_RULES: Rules = (*T5_RULES, _POSITIONS, *_NUMBER_HEAD)
+
+NUMFORMER_RULES: Rules = (
+    (r"embed/embedding", PartitionSpec("tensor", "fsdp")),  # [V, D]
+    _POSITIONS,
+    (r"layers/attention/qkv/kernel", PartitionSpec(None, "fsdp", None, "tensor")),
+    (r"layers/mlp/wi/kernel", _IN),
+    (r"layers/(attention/o|mlp/wo)/kernel", _OUT),
+    (r"layers/(attention/(qkv|o)|mlp/(wi|wo))/bias", _REPLICATED),
+    (r"layers/(attention|mlp)/norm/(scale|bias)", _REPLICATED),
+    (r"lm_head/wi/kernel", PartitionSpec("fsdp", "tensor")),  # [D, F]
+    (r"lm_head/wo/kernel", PartitionSpec("fsdp", "tensor")),  # [F, V]
+    *_NUMBER_HEAD,
+)
+
 GPT2_RULES: Rules = (
     (r"wte/embedding", PartitionSpec("tensor", "fsdp")),  # [W, D]
     (r"wpe/embedding", PartitionSpec(None, "fsdp")),  # [n_positions, D]
@@ -102,9 +123,11 @@ GRANITE_RULES: Rules = (
 _RULES: dict[str, Rules] = {
     "GPT2Config": GPT2_RULES,
     "GraniteConfig": GRANITE_RULES,
+    "NumformerConfig": NUMFORMER_RULES,
     "RegressionTransformerConfig": T5_RULES,
     "T5Config": T5_RULES,
     "T5RegressionConfig": T5_REGRESSION_RULES,
+    "XvalConfig": XVAL_RULES,
 }
 
 

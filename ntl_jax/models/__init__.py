@@ -18,6 +18,8 @@ from ntl_jax.models.gpt2 import GPT2 as GPT2
 from ntl_jax.models.gpt2_config import GPT2Config as GPT2Config
 from ntl_jax.models.granite import Granite as Granite
 from ntl_jax.models.granite_config import GraniteConfig as GraniteConfig
+from ntl_jax.models.numformer import Numformer as Numformer
+from ntl_jax.models.numformer import NumformerConfig as NumformerConfig
 from ntl_jax.models.regression_transformer import (
     RegressionTransformer as RegressionTransformer,
 )
@@ -29,19 +31,27 @@ from ntl_jax.models.t5_config import T5Config as T5Config
 from ntl_jax.models.t5_regression import T5Regression as T5Regression
 from ntl_jax.models.t5_regression import T5RegressionConfig as T5RegressionConfig
 from ntl_jax.models.t5_regression import regression_from_t5 as regression_from_t5
+from ntl_jax.models.t5_xval import TokensAndNumbers as TokensAndNumbers
+from ntl_jax.models.t5_xval import Xval as Xval
+from ntl_jax.models.t5_xval import XvalConfig as XvalConfig
+from ntl_jax.models.t5_xval import shift_values as shift_values
 
 Config = GPT2Config | GraniteConfig | T5Config
+AnyConfig = Config | NumformerConfig
+"""Of a language model, or of the encoder that only fills in."""
 _MODULES: dict[type, Callable[..., nnx.Module]] = {
     GPT2Config: GPT2,
     GraniteConfig: Granite,
+    NumformerConfig: Numformer,
     RegressionTransformerConfig: RegressionTransformer,
     T5Config: T5,
     T5RegressionConfig: T5Regression,
+    XvalConfig: Xval,
 }
 Params = dict[str, "Params | Array"]
 
 
-def init_params(config: Config, key: Key[Array, ""]) -> Params:
+def init_params(config: AnyConfig, key: Key[Array, ""]) -> Params:
     """Fresh parameters, drawn as Hugging Face draws them for training from scratch.
 
     Args:
@@ -63,7 +73,7 @@ def init_params(config: Config, key: Key[Array, ""]) -> Params:
 
 
 @lru_cache(maxsize=64)
-def _skeleton(config: Config) -> tuple[nnx.GraphDef, nnx.State]:
+def _skeleton(config: AnyConfig) -> tuple[nnx.GraphDef, nnx.State]:
     build = nnx.eval_shape(lambda: _MODULES[type(config)](config, nnx.Rngs(params=0)))
     return nnx.split(build)
 
@@ -73,6 +83,10 @@ def bind(config: GPT2Config, params: Params) -> GPT2: ...
 @overload
 def bind(config: GraniteConfig, params: Params) -> Granite: ...
 @overload
+def bind(config: NumformerConfig, params: Params) -> Numformer: ...
+@overload
+def bind(config: XvalConfig, params: Params) -> Xval: ...
+@overload
 def bind(config: T5RegressionConfig, params: Params) -> T5Regression: ...
 @overload
 def bind(
@@ -80,7 +94,7 @@ def bind(
 ) -> RegressionTransformer: ...
 @overload
 def bind(config: T5Config, params: Params) -> T5: ...
-def bind(config: Config, params: Params) -> nnx.Module:
+def bind(config: AnyConfig, params: Params) -> nnx.Module:
     """The model that `config` describes, around `params`; cheap, also inside `jit`.
 
     Args:
@@ -117,7 +131,7 @@ def _leaves(tree: PyTree) -> dict[str, Array]:
     return {jax.tree_util.keystr(k, simple=True, separator="/"): v for k, v in pairs}
 
 
-def count_parameters(tree: PyTree, config: Config | None = None) -> int:
+def count_parameters(tree: PyTree, config: AnyConfig | None = None) -> int:
     """How many numbers a tree of arrays, or of shapes, holds.
 
     Given the model's config, rows that only pad the vocabulary are not counted.

@@ -261,14 +261,45 @@ class T5Body(nnx.Module):
         return run_layers(layers, count, step, carry, unroll=unroll, remat=remat)
 
 
-class T5(T5Body):
-    """The encoder-decoder with its language-model head."""
+class T5WithHead(T5Body):
+    """Table, encoder, decoder, and the language-model head."""
 
     def __init__(self, config: T5Config, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         if not config.tie_word_embeddings:
             shape = (config.d_model, config.vocab_size)
             self.lm_head = Linear(*shape, std=config.initializer_factor, rngs=rngs)
+
+    @jax.named_scope("head")
+    def logits(self, hidden: Float[Array, "B T D"]) -> Float32[Array, "B T V"]:
+        """Float32 logits [B, T, V] of hidden states [B, T, D]."""
+        if self.config.tie_word_embeddings:
+            table = self.shared.embedding[...].astype(hidden.dtype)
+            return einsum_float32("BTD,VD->BTV", hidden, table)
+        kernel = self.lm_head.kernel[...].astype(hidden.dtype)
+        return einsum_float32("BTD,DV->BTV", hidden, kernel)
+
+    @property
+    def head(self) -> Float32[Array, "D V"]:
+        """The head's kernel: the table's transpose where the two are tied."""
+        if self.config.tie_word_embeddings:
+            return self.shared.embedding[...].T
+        return self.lm_head.kernel[...]
+
+    def scaled(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """The decoder's output as the head takes it."""
+        if self.config.scale_decoder_outputs:
+            # In float32: a factor rounded to bfloat16 would be off by up to 0.2%.
+            x = (x.astype(jnp.float32) * self.config.d_model**-0.5).astype(x.dtype)
+        return x
+
+
+class T5(T5WithHead):
+    """The encoder-decoder as a language model."""
+
+    def finish(self, x, drop: Dropout = NO_DROPOUT) -> Float[Array, "B T D"]:
+        """What the last decoder layer gave, ready for the head."""
+        return self.scaled(super().finish(x, drop))
 
     def __call__(
         self,
@@ -334,30 +365,6 @@ class T5(T5Body):
         return self.decode_embedded(
             target, encoded, source_biases, drop, target_segment_ids
         )
-
-    @jax.named_scope("head")
-    def logits(self, hidden: Float[Array, "B T D"]) -> Float32[Array, "B T V"]:
-        """Float32 logits [B, T, V] of hidden states [B, T, D]."""
-        if self.config.tie_word_embeddings:
-            table = self.shared.embedding[...].astype(hidden.dtype)
-            return einsum_float32("BTD,VD->BTV", hidden, table)
-        kernel = self.lm_head.kernel[...].astype(hidden.dtype)
-        return einsum_float32("BTD,DV->BTV", hidden, kernel)
-
-    @property
-    def head(self) -> Float32[Array, "D V"]:
-        """The head's kernel: the table's transpose where the two are tied."""
-        if self.config.tie_word_embeddings:
-            return self.shared.embedding[...].T
-        return self.lm_head.kernel[...]
-
-    def finish(self, x, drop: Dropout = NO_DROPOUT) -> Float[Array, "B T D"]:
-        """What the last decoder layer gave, ready for the head."""
-        x = super().finish(x, drop)
-        if self.config.scale_decoder_outputs:
-            # In float32: a factor rounded to bfloat16 would be off by up to 0.2%.
-            x = (x.astype(jnp.float32) * self.config.d_model**-0.5).astype(x.dtype)
-        return x
 
 
 def hide(

@@ -1,0 +1,227 @@
+"""Numformer: xVal's encoder, with a head for tokens and one for numbers.
+
+Parameters, stacked over L layers:
+
+    embed/embedding                             [V, D]
+    positions/embedding                         [P, D]
+    layers/{attention,mlp}/norm/{scale,bias}    [L, D]
+    layers/attention/qkv/{kernel,bias}          [L, D, 3, D], [L, 3, D]
+    layers/attention/o/{kernel,bias}            [L, D, D], [L, D]
+    layers/mlp/wi/{kernel,bias}                 [L, D, F], [L, F]
+    layers/mlp/wo/{kernel,bias}                 [L, F, D], [L, D]
+    lm_head/{wi,wo}/kernel                      [D, F], [F, V]
+    number_head/{wi,wo}/{kernel,bias}           [D, F], [F]; [F, 1], [1]
+
+Layers are pre-norm, without a norm after the last. Unlike the released models, padding
+is not attended to, and every layer is drawn on its own instead of copied.
+Source: Golkar et al. (2023), whose package xVal has the class; the sizes are those of
+the baseline in *Regress, Don't Guess* (ICML 2025).
+"""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Float32, Int, Key
+
+from ntl_jax.models.attention import attend
+from ntl_jax.models.layers import (
+    Affine,
+    Dropout,
+    Embedding,
+    LayerNorm,
+    Linear,
+    einsum_float32,
+    run_layers,
+    stack_layers,
+)
+from ntl_jax.models.t5 import Mask, RowOffset
+from ntl_jax.models.t5_xval import TokensAndNumbers, first_positions, number_factors
+
+_PROBABILITIES, _ATTENDED, _INNER, _OUTER = range(4)  # dropout sites
+
+
+@dataclasses.dataclass(frozen=True)
+class NumformerConfig:
+    """Sizes and options of a Numformer; the defaults are the paper's baseline."""
+
+    vocab_size: int = 32101
+    num_id: int = 32100  # the token [NUM]
+    d_model: int = 768
+    d_ff: int = 3072
+    num_layers: int = 12
+    num_heads: int = 12
+    max_positions: int = 512
+    dropout_rate: float = 0.1
+    layer_norm_epsilon: float = 1e-5
+    pad_token_id: int = 0
+    eos_token_id: int = 1
+    dtype: str = "float32"  # of activations; parameters are always float32
+    unroll_layers: bool = False
+    remat: bool = False
+
+    def __post_init__(self):
+        for name in (
+            "vocab_size",
+            "d_model",
+            "d_ff",
+            "num_layers",
+            "num_heads",
+            "max_positions",
+        ):
+            size = getattr(self, name)
+            if not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name} is {size!r}; it must be a whole number >= 1")
+        if self.d_model % self.num_heads:
+            raise ValueError(
+                f"d_model {self.d_model} does not divide into {self.num_heads} heads"
+            )
+        if not 0 <= self.num_id < self.vocab_size:
+            raise ValueError(
+                f"num_id is {self.num_id}, outside the {self.vocab_size} rows of "
+                "vocab_size"
+            )
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"dtype is {self.dtype!r}; choose 'float32' or 'bfloat16'")
+        if not 0.0 <= self.dropout_rate < 1.0:
+            raise ValueError(f"dropout_rate is {self.dropout_rate}, outside [0, 1)")
+
+
+class Attention(nnx.Module):
+    """Multi-head attention of every token to every token, behind a norm."""
+
+    def __init__(self, config: NumformerConfig, rngs: nnx.Rngs):
+        width = config.d_model
+        self.heads = config.num_heads
+        self.norm = LayerNorm(width, eps=config.layer_norm_epsilon)
+        # PyTorch's spreads: uniform up to sqrt(6 / 4D), and up to 1 / sqrt(D).
+        self.qkv = Affine(width, 3, width, std=(2 * width) ** -0.5, rngs=rngs)
+        self.o = Affine(width, width, std=(3 * width) ** -0.5, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "B T D"], mask, drop: Dropout):
+        batch, length, width = x.shape
+        fused = self.qkv(self.norm(x))  # [B, T, 3, D]
+        shape = (batch, length, self.heads, width // self.heads)
+        q, k, v = (fused[:, :, part].reshape(shape) for part in range(3))
+        mixed = attend(
+            q,
+            k,
+            v,
+            scale=shape[-1] ** -0.5,
+            mask=mask,
+            drop=lambda weights: drop(weights, _PROBABILITIES),
+        )
+        return x + drop(self.o(mixed.reshape(x.shape)), _ATTENDED)
+
+
+class FeedForward(nnx.Module):
+    """`x + wo(gelu(wi(norm(x))))`, with PyTorch's spread: up to 1 / sqrt(in)."""
+
+    def __init__(self, config: NumformerConfig, rngs: nnx.Rngs):
+        width, inner = config.d_model, config.d_ff
+        self.norm = LayerNorm(width, eps=config.layer_norm_epsilon)
+        self.wi = Affine(width, inner, std=(3 * width) ** -0.5, rngs=rngs)
+        self.wo = Affine(inner, width, std=(3 * inner) ** -0.5, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "B T D"], drop: Dropout):
+        h = drop(jax.nn.gelu(self.wi(self.norm(x)), approximate=False), _INNER)
+        return x + drop(self.wo(h), _OUTER)
+
+
+class Layer(nnx.Module):
+    """Attention, then the feed-forward layer."""
+
+    def __init__(self, config: NumformerConfig, rngs: nnx.Rngs):
+        self.attention = Attention(config, rngs)
+        self.mlp = FeedForward(config, rngs)
+
+    def __call__(self, x, mask, drop: Dropout) -> Float[Array, "B T D"]:
+        return self.mlp(self.attention(x, mask, drop), drop)
+
+
+class TokenHead(nnx.Module):
+    """`wo(gelu(wi(x)))` without biases, float32 logits."""
+
+    def __init__(self, config: NumformerConfig, rngs: nnx.Rngs):
+        width, inner = config.d_model, config.d_ff
+        self.wi = Linear(width, inner, std=(3 * width) ** -0.5, rngs=rngs)
+        self.wo = Linear(inner, config.vocab_size, std=(3 * inner) ** -0.5, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float32[Array, "B T V"]:
+        h = jax.nn.gelu(self.wi(x), approximate=False)
+        kernel = self.wo.kernel[...].astype(h.dtype)
+        return einsum_float32("BTF,FV->BTV", h, kernel)
+
+
+class ValueHead(nnx.Module):
+    """`wo(gelu(wi(x)))` with biases, in float32; [B, T, D] gives [B, T]."""
+
+    def __init__(self, config: NumformerConfig, rngs: nnx.Rngs):
+        width, inner = config.d_model, config.d_ff
+        self.wi = Affine(width, inner, std=(3 * width) ** -0.5, rngs=rngs)
+        self.wo = Affine(inner, 1, std=(3 * inner) ** -0.5, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float32[Array, "B T"]:
+        h = jax.nn.gelu(self.wi(x.astype(jnp.float32)), approximate=False)
+        return self.wo(h)[..., 0]
+
+
+class Numformer(nnx.Module):
+    """An encoder that fills in masked tokens and numbers."""
+
+    def __init__(self, config: NumformerConfig, rngs: nnx.Rngs):
+        self.config = config
+        width = config.d_model
+        self.embed = Embedding(config.vocab_size, width, std=1.0, rngs=rngs)
+        self.positions = Embedding(config.max_positions, width, std=1.0, rngs=rngs)
+        self.layers = stack_layers(partial(Layer, config), config.num_layers, rngs)
+        self.lm_head = TokenHead(config, rngs)
+        self.number_head = ValueHead(config, rngs)
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B T"],
+        input_values: Float[Array, "B T"],
+        *,
+        attention_mask: Mask | None = None,
+        dropout_key: Key[Array, ""] | None = None,
+        row_offset: RowOffset = 0,
+    ) -> TokensAndNumbers:
+        """Logits and numbers of every position.
+
+        Args:
+            input_ids: tokens, some of them masked.
+            input_values: the number where the token is [NUM]; not read elsewhere.
+            attention_mask: true or non-zero where a token is to be seen.
+            dropout_key: a threefry key of this step; None means no dropout.
+            row_offset: a row's place in a batch that comes in parts.
+
+        Returns:
+            Logits [B, T, V] and numbers [B, T], these in the unit of the values.
+
+        Raises:
+            ValueError: a row is longer than `max_positions`, or shapes differ.
+        """
+        config = self.config
+        drop = Dropout(config.dropout_rate, dropout_key, row_offset)
+        factor = number_factors(input_ids, input_values, config.num_id)
+        learned = self.embed(input_ids, "float32") * factor[..., None]
+        x = learned + first_positions(self.positions, input_ids.shape)
+        mask = None
+        if attention_mask is not None:
+            mask = attention_mask.astype(bool)[:, None, None, :]  # [B, 1, 1, T]
+
+        def step(layer, index, x):
+            return layer(x, mask, drop._replace(layer=index))
+
+        x = run_layers(
+            self.layers,
+            config.num_layers,
+            step,
+            x.astype(config.dtype),
+            unroll=config.unroll_layers,
+            remat=config.remat,
+        )
+        return TokensAndNumbers(self.lm_head(x), self.number_head(x))
