@@ -2,6 +2,7 @@
 
 python -m train list                         presets, one line each
 python -m train PRESET --help                every field of a preset
+python -m train describe PRESET [--field value ...]   its data: rows, lengths, padding
 python -m train PRESET --steps 100           train, evaluate, write runs/PRESET
 python -m train predict RUN "What is 1 plus 2?"
 python -m train export RUN FOLDER            write a Hugging Face checkpoint
@@ -21,6 +22,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from train.compare import run_comparison
 from train.config import ConfigError, TrainConfig
 from train.data import DataError
+from train.describe import describe
 from train.loop import RunInterruptedError, brief, run
 from train.predict import export, predict
 from train.presets import load_preset, preset_names
@@ -67,6 +69,8 @@ def _run(command: str, rest: list[str]) -> int:
     match command, rest:
         case "list", []:
             list_presets()
+        case "describe", [preset, *overrides] if not preset.startswith("-"):
+            print(describe(parse_config(preset, overrides, "describe")))
         case "predict", [run_dir, question]:
             print(predict(pathlib.Path(run_dir), question))
         case "export", [run_dir, folder]:
@@ -75,7 +79,7 @@ def _run(command: str, rest: list[str]) -> int:
             print(evaluate(pathlib.Path(run_dir), flags_))
         case "report", [folder, *paths] if paths:
             print(report(named_runs(paths), pathlib.Path(folder)))
-        case (("list" | "predict" | "evaluate" | "report" | "export"), _):
+        case (("list" | "describe" | "predict" | "evaluate" | "report" | "export"), _):
             raise ConfigError(f"{command} takes other arguments:\n{__doc__}")
         case _:
             train(command, rest)
@@ -97,20 +101,33 @@ def list_presets() -> None:
         print(f"{name:<{width}}  {load_preset(name)[1]}")
 
 
-def train(preset: str, overrides: list[str]) -> None:
-    """Trains a preset with overrides, twice where it asks for a baseline."""
+def parse_config(
+    preset: str, overrides: list[str], command: str | None = None
+) -> TrainConfig:
+    """A preset with overrides; `--help` prints them and exits.
+
+    A subcommand takes a preset's own checkpoint for what the preset says it is, and
+    fetches none.
+    """
     default, description = load_preset(preset)
-    init_from = named_checkpoint(overrides) or default.init_from
+    init_from = named_checkpoint(overrides)
+    if command is None:
+        init_from = init_from or default.init_from
     if init_from is not None:
         # Before the flags are read: those of --model are of the checkpoint's kind.
         default = adopt_checkpoint(default, init_from)
-    config = tyro.cli(
+    return tyro.cli(
         TrainConfig,
         default=default,
         args=overrides,
-        prog=f"python -m train {preset}",
+        prog=" ".join(filter(None, ("python -m train", command, preset))),
         description=description,
     )
+
+
+def train(preset: str, overrides: list[str]) -> None:
+    """Trains a preset with overrides, twice where it asks for a baseline."""
+    config = parse_config(preset, overrides)
     run_dir = resolve_run_dir(config)
     print(f"writing to {run_dir}", file=sys.stderr)
     if config.cross_entropy_baseline:

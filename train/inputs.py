@@ -90,7 +90,7 @@ def load_inputs(
         return Inputs(tokenizer, splits, packed, evaluation, None)
     buckets = None
     if config.data.buckets > 1:
-        buckets = make_buckets(train, config.data.buckets)
+        buckets = make_buckets(train.lengths(), config.data.buckets)
     return Inputs(tokenizer, splits, train, evaluation, buckets)
 
 

@@ -4,6 +4,7 @@ from train.data.buckets import Buckets as Buckets
 from train.data.buckets import make_buckets as make_buckets
 from train.data.packing import PackedDataset as PackedDataset
 from train.data.packing import pack as pack
+from train.data.packing import plan_rows as plan_rows
 from train.data.pipeline import eval_batches as eval_batches
 from train.data.pipeline import train_batches as train_batches
 from train.data.rows import Row as Row

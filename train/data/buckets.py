@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from train.data.transforms import TokenizedDataset, round_up
+from train.data.transforms import round_up
 
 _CUTS = 128  # places at which one bucket may end and the next begin
 
@@ -28,24 +28,21 @@ class Buckets:
         return tuple(self.lengths[np.argmax(fits)].tolist())
 
 
-def make_buckets(dataset: TokenizedDataset, count: int) -> Buckets:
+def make_buckets(lengths: np.ndarray, count: int) -> Buckets:
     """The at most `count` buckets that leave the least padding.
 
     Rows are ranked by the length of their question or answer, whichever is longer
     among its like: so every bucket is a quantile of both.
 
     Args:
-        dataset: N rows.
+        lengths: tokens of each of N rows [N, C]; C is 2, question and answer, or 1 for
+            both in one row.
         count: how many shapes a training step may be compiled for.
 
-    >>> from train.data.transforms import Ragged
-    >>> sides = [Ragged(np.zeros(sum(n), int), np.cumsum([0, *n])) for n in
-    ...          ([8, 7, 60, 8], [3, 8, 9, 2])]
-    >>> dataset = TokenizedDataset(*sides, 0, 64, 16, 0, 0)
-    >>> make_buckets(dataset, 2).lengths.tolist()
+    >>> lengths = np.array([[8, 3], [7, 8], [60, 9], [8, 2]])
+    >>> make_buckets(lengths, 2).lengths.tolist()
     [[8, 8], [64, 16]]
     """
-    lengths = dataset.lengths()
     ranks = np.stack(
         [np.searchsorted(np.sort(column), column, side="right") for column in lengths.T]
     ).max(axis=0)

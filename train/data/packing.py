@@ -106,23 +106,31 @@ def _write(
 def pack(
     dataset: TokenizedDataset, *, seed: int, length: int | None = None
 ) -> PackedDataset:
-    """Plans which rows stand side by side; the plan depends on rows and seed alone.
+    """Packs a dataset's N rows into M <= N; see `plan_rows`."""
+    return PackedDataset(
+        dataset, *plan_rows(dataset.lengths(), seed=seed, length=length)
+    )
+
+
+def plan_rows(
+    lengths: np.ndarray, *, seed: int, length: int | None = None
+) -> tuple[Ragged, tuple[int, ...]]:
+    """Plans which rows stand side by side; the plan depends on lengths and seed alone.
 
     Args:
-        dataset: N rows.
+        lengths: tokens of each of N rows [N, C]; C is 2, question and answer, or 1 for
+            both in one row.
         seed: which rows are considered together.
         length: how many tokens a packed row has, question and answer together; the
-            length of the longest row where None. An encoder-decoder's two sides share
-            it as the questions and answers of all rows do, and are then made as long
-            as the longest question and answer.
+            length of the longest row where None. Two columns share it as the questions
+            and answers of all rows do, and are then made as long as the longest.
 
     Returns:
-        A dataset of M <= N packed rows.
+        The members of each packed row, and the length of each column.
 
     Raises:
         DataError: the length is below that of the longest row.
     """
-    lengths = dataset.lengths()
     longest = [round_up(int(most)) for most in lengths.max(axis=0)]
     total = sum(longest) if length is None else round_up(length)
     if total < sum(longest):
@@ -132,13 +140,13 @@ def pack(
             "answer"
         )
     share = lengths.mean(axis=0) / lengths.mean(axis=0).sum()
-    capacity = [
+    capacity = tuple(
         max(most, round_up(int(np.ceil(total * part))))
         for most, part in zip(longest, share, strict=True)
-    ]
-    rng = np.random.Generator(np.random.PCG64([seed, len(dataset)]))
-    plan = first_fit_decreasing(lengths, capacity, rng.permutation(len(dataset)))
-    return PackedDataset(dataset, plan, tuple(capacity))
+    )
+    rng = np.random.Generator(np.random.PCG64([seed, len(lengths)]))
+    plan = first_fit_decreasing(lengths, capacity, rng.permutation(len(lengths)))
+    return plan, capacity
 
 
 def first_fit_decreasing(
