@@ -2,7 +2,7 @@
 
 Command:   python -m train paper-mathematics
 Offline:   add --init-from FOLDER (T5-base) and --data.raw-dir FOLDER, which holds
-           mathematics_dataset/SPLIT/MODULE.txt of release v1.0
+           mathematics_dataset/SPLIT/MODULE.txt of release v1.0; or --data.generate
 """
 
 import dataclasses

@@ -7,7 +7,6 @@ import typing
 
 from tests.train.test_data_gsm8k import DAMAGED, SPACED, ZEROS
 from train.config import DataConfig
-from train.data.mathematics_questions import GENERATED_MODULES
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "datasets.md").read_text()
 
@@ -36,12 +35,3 @@ def test_damaged_lines_are_those_that_the_tests_found():
     counts = f"{len(DAMAGED)} (below), zeros too many in {len(ZEROS)} "
     assert counts in PAGE.replace("\n", " ").replace("  ", " ")
     assert str(SPACED)[1:-1] in PAGE
-
-
-def test_generated_modules_are_listed():
-    listed = {
-        f"{room}__{name.strip()}"
-        for room, names in re.findall(r"`(\w+)__\{([\w,\s]+)\}`", PAGE)
-        for name in names.split(",")
-    }
-    assert listed == set(GENERATED_MODULES)

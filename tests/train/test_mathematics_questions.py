@@ -1,17 +1,20 @@
 """Generated mathematics questions: right, worded as the dataset's, and held out."""
 
+import ast
+import itertools
 import math
 import re
+from decimal import Decimal
 from fractions import Fraction
 from random import Random
 
 import pytest
 
-from tests.train.test_data_mathematics import wrong_answers
+from tests.train.test_data_mathematics import evaluated, wrong_answers
 from train.data import DataError
 from train.data.expressions import random_expression
 from train.data.files import find_file
-from train.data.mathematics import EXTRAPOLATION_MODULES, FOLDERS
+from train.data.mathematics import EXTRAPOLATION_MODULES, FOLDERS, MODULES
 from train.data.mathematics_questions import (
     GENERATED_EXTRAPOLATION_MODULES,
     GENERATED_MODULES,
@@ -19,7 +22,7 @@ from train.data.mathematics_questions import (
 )
 from train.data.sources import read_mathematics
 
-ROWS = 300
+ROWS = 120
 NUMBER = r"-?\d+(?:\.\d+)?"
 PLACES = ["units", "tens", "hundreds"]
 PLACES += [
@@ -84,7 +87,59 @@ def remainder(question):
     return p % q
 
 
+def next_term(question):
+    """What continues the table of differences, the last of which do not change."""
+    rows = [numbers(question)]
+    while len(set(rows[-1])) > 1:
+        rows.append([b - a for a, b in itertools.pairwise(rows[-1])])
+    assert len(rows[-1]) > 1
+    return sum(row[-1] for row in rows)
+
+
+def solution(question):
+    """Of one or two linear equations, by their values at a few points."""
+    text, asked = re.fullmatch(r"Solve (.*) for (\w)\.", question).groups()
+    unknown = sorted(set(re.findall(r"[a-z]", text)))
+    assert asked in unknown
+
+    def off(equation, **at):
+        value = dict.fromkeys(unknown, 0) | at
+        sides = re.sub("[a-z]", lambda letter: f"({value[letter[0]]})", equation)
+        left, right = sides.split(" = ")
+        return value_of(left) - value_of(right)
+
+    rows = []
+    for equation in text.split(", "):
+        at_zero = off(equation)
+        slopes = [off(equation, **{letter: 1}) - at_zero for letter in unknown]
+        rows.append([*slopes, -at_zero])
+    if len(rows) == 1:
+        ((slope, constant),) = rows
+        return constant / slope
+    (a, b, p), (c, d, q) = rows
+    along, across = p * d - b * q, a * q - p * c
+    return (along if asked == unknown[0] else across) / (a * d - b * c)
+
+
+def value_of(text):
+    return evaluated(ast.parse(text.strip(), mode="eval"))
+
+
+def spelt_out(question):
+    """A composed question with the value in the place of its letter."""
+    letter, _, text, asked = re.fullmatch(
+        r"Let (\w) (be|=) (.*?)\. ([A-Z].*)", question
+    ).groups()
+    value = value_of(text)
+    decimal = f"{Decimal(value.numerator) / value.denominator:f}"
+    assert Fraction(decimal) == value and re.search(rf"\b{letter}\b", asked)
+    return re.sub(rf"\b{letter}\b", decimal, asked)
+
+
 ANSWERS = {
+    "algebra__linear_1d": solution,
+    "algebra__linear_2d": solution,
+    "algebra__sequence_next_term": next_term,
     "arithmetic__add_or_sub": add_or_sub,
     "arithmetic__mul": product,
     "numbers__div_remainder": remainder,
@@ -96,12 +151,14 @@ ANSWERS = {
 @pytest.mark.parametrize(("folder", "module"), FILES)
 def test_answers_are_right(folder, module):
     rows = rows_of(folder, module)
-    answer = ANSWERS.get(module.removesuffix("_big"))
+    answer = ANSWERS.get(re.sub("_(big|composed)$", "", module))
     if answer is None:
         assert wrong_answers(rows) == []
         return
     for row in rows:
-        assert answer(row["question"]) == Fraction(row["answer"]), row
+        question = row["question"]
+        plain = spelt_out(question) if module.endswith("composed") else question
+        assert answer(plain) == Fraction(row["answer"]), row
         assert re.fullmatch(NUMBER, row["answer"]), row
         assert not re.search(r"\.\d*0$|^-0$", row["answer"]), row
 
@@ -122,7 +179,9 @@ def test_the_wording_is_the_datasets(data_dir, module):
 
 
 def wording(question):
-    return re.sub(r"[-(]*\d[-+*/(). \d]*(?<=[\d)])", "#", question)
+    """Every number, letter and expression of them as one mark."""
+    marked = re.sub(r"\b[a-z]\b|\d+(\.\d+)?", "#", question)
+    return re.sub(r"[-(]*#[-+*/(), =#]*(?<=[#)])", "#", marked)
 
 
 @pytest.mark.parametrize("module", GENERATED_MODULES)
@@ -146,8 +205,9 @@ def test_harder_folders_ask_more(module):
             assert sum(len(row["question"]) for row in rows) / 200 > hard
 
 
-def test_modules_are_some_of_the_papers():
+def test_modules_are_the_papers():
     assert set(GENERATED_EXTRAPOLATION_MODULES) == set(EXTRAPOLATION_MODULES)
+    assert GENERATED_MODULES == MODULES
     rows = generated_rows("train-easy", GENERATED_MODULES[0], seed=0)
     assert len(rows) == 666_666 and rows[-1] == rows[666_665]
     assert len(generated_rows("interpolate", GENERATED_MODULES[0], seed=0)) == 10_000

@@ -2,23 +2,32 @@
 
 The wording and the kinds of number are the dataset's; what is drawn is not: a model
 trained here is no substitute for one trained on release v1.0. (DeepMind's own generator
-runs on no current NumPy or SymPy.) Modules whose names end in ``composed`` are not
-among them.
+runs on no current NumPy or SymPy.) Composed modules name one number of another module's
+question beforehand; the dataset also has longer chains.
 """
 
 import hashlib
+import re
 from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Context, Decimal
 from fractions import Fraction
 from random import Random
 
+from train.data.algebra_questions import (
+    Pair,
+    definition,
+    letters,
+    linear_1d,
+    linear_2d,
+    plain,
+    sequence_next_term,
+)
 from train.data.expressions import random_expression
 from train.data.files import DataError
 from train.data.mathematics import FOLDERS, TEST_FILE_ROWS, TRAIN_FILE_ROWS
 from train.data.rows import ComputedRows, Row
 
 Range = tuple[float, float]
-_Pair = tuple[str, str]
 
 _THIRDS: dict[str, Range] = {
     "train-easy": (0.0, 1 / 3),
@@ -30,6 +39,8 @@ _THIRDS: dict[str, Range] = {
 _HELD_OUT = 10  # one question in so many is kept for evaluation by interpolation
 _LONGEST = 160  # characters of a question, by the dataset's definition
 _EXACT = Context(prec=100)
+_WHOLE = re.compile(r"\d+")
+_SIGNED = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def generated_rows(folder: str, module: str, *, seed: int) -> ComputedRows:
@@ -84,44 +95,42 @@ def _belongs(question: str, folder: str) -> bool:
     return is_held_out == (folder == "interpolate")
 
 
-def _add_or_sub(rng: Random, digits: float) -> _Pair:
+def _add_or_sub(rng: Random, digits: float) -> Pair:
     a, b = _two_decimals(rng, digits)
     template, sign = rng.choice(_SUMS)
     if template.startswith(_DISTANCE):
         value = _EXACT.abs(_EXACT.subtract(a, b))
     else:
         value = _EXACT.add(a, b) if sign > 0 else _EXACT.subtract(a, b)
-    return template.format(a=_plain(a), b=_plain(b)), _plain(value)
+    return template.format(a=plain(a), b=plain(b)), plain(value)
 
 
-def _mul(rng: Random, digits: float) -> _Pair:
+def _mul(rng: Random, digits: float) -> Pair:
     a, b = _two_decimals(rng, digits)
     template = rng.choice(_PRODUCTS)
-    return template.format(a=_plain(a), b=_plain(b)), _plain(_EXACT.multiply(a, b))
+    return template.format(a=plain(a), b=plain(b)), plain(_EXACT.multiply(a, b))
 
 
-def _sums_of_several(rng: Random, terms: float) -> _Pair:
+def _sums_of_several(rng: Random, terms: float) -> Pair:
     value = Fraction(rng.randint(-100, 100))
     size = 10 ** rng.randint(1, 2)
     return _asked(rng, value, round(terms), size, "+-")
 
 
-def _products_of_several(rng: Random, terms: float) -> _Pair:
+def _products_of_several(rng: Random, terms: float) -> Pair:
     return _asked(rng, Fraction(rng.randint(-400, 400)), round(terms), 40, "*/")
 
 
-def _mixed(rng: Random, terms: float) -> _Pair:
+def _mixed(rng: Random, terms: float) -> Pair:
     return _asked(rng, Fraction(rng.randint(-400, 400)), round(terms), 30, "+-*/")
 
 
-def _asked(
-    rng: Random, value: Fraction, terms: int, size: int, operators: str
-) -> _Pair:
+def _asked(rng: Random, value: Fraction, terms: int, size: int, operators: str) -> Pair:
     text = random_expression(rng, value, terms, size, operators).text()
     return rng.choice(_EXPRESSIONS).format(text), str(value)
 
 
-def _div_remainder(rng: Random, digits: float) -> _Pair:
+def _div_remainder(rng: Random, digits: float) -> Pair:
     short = rng.uniform(1, max(1.5, digits / 2))
     q = rng.randint(2, int(10**short))
     p = rng.randint(q, max(q + 1, int(10**digits)))
@@ -134,7 +143,7 @@ def _div_remainder(rng: Random, digits: float) -> _Pair:
     return ask.format(p, q), str(p % q)
 
 
-def _place_value(rng: Random, digits: float) -> _Pair:
+def _place_value(rng: Random, digits: float) -> Pair:
     size = round(digits)
     number = rng.randint(10 ** (size - 1), 10**size - 1)
     place = rng.randrange(size)
@@ -142,7 +151,7 @@ def _place_value(rng: Random, digits: float) -> _Pair:
     return question, str(number)[-1 - place]
 
 
-def _round_number(rng: Random, digits: float) -> _Pair:
+def _round_number(rng: Random, digits: float) -> Pair:
     while True:
         number = _decimal(rng, round(digits))
         places = rng.randint(-6, 7)
@@ -154,7 +163,22 @@ def _round_number(rng: Random, digits: float) -> _Pair:
             break
     to = _nearest(rng, -places) if places < 0 else _decimal_places(rng, places)
     ask = rng.choice(("Round {} to {}.", "What is {} rounded to {}?"))
-    return ask.format(_plain(number), to), _plain(value)
+    return ask.format(plain(number), to), plain(value)
+
+
+def _composed(make: "Make", named: re.Pattern[str]) -> "Make":
+    """Another module's question, in which a letter stands for a number: the first one
+    where its sign goes with it, else any."""
+
+    def make_composed(rng: Random, difficulty: float) -> Pair:
+        question, answer = make(rng, difficulty)
+        numbers = list(named.finditer(question))
+        number = numbers[0] if named is _SIGNED else rng.choice(numbers)
+        (letter,) = letters(rng, 1, taken=question)
+        asked = question[: number.start()] + letter + question[number.end() :]
+        return f"{definition(rng, letter, Decimal(number[0]))} {asked}", answer
+
+    return make_composed
 
 
 def _nearest(rng: Random, zeros: int) -> str:
@@ -184,12 +208,6 @@ def _decimal(rng: Random, digits: int) -> Decimal:
         return Decimal(sign * magnitude)
     magnitude += magnitude % 10 == 0
     return Decimal(sign * magnitude).scaleb(-rng.randint(1, digits + 1), _EXACT)
-
-
-def _plain(number: Decimal) -> str:
-    text = f"{number:f}"
-    text = text.rstrip("0").rstrip(".") if "." in text else text
-    return "0" if text == "-0" else text
 
 
 _DISTANCE = "What is the di"
@@ -249,15 +267,22 @@ _POWERS = (
 )
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
 
-Make = Callable[[Random, float], _Pair]
+Make = Callable[[Random, float], Pair]
 # What is made, and how hard from the easiest to the hardest: digits or terms.
 _MODULES: dict[str, tuple[Make, Range]] = {
+    "algebra__linear_1d": (linear_1d, (1, 4)),
+    "algebra__linear_1d_composed": (_composed(linear_1d, _WHOLE), (1, 3)),
+    "algebra__linear_2d": (linear_2d, (1, 4)),
+    "algebra__linear_2d_composed": (_composed(linear_2d, _WHOLE), (1, 3)),
+    "algebra__sequence_next_term": (sequence_next_term, (1, 8)),
     "arithmetic__add_or_sub": (_add_or_sub, (2, 17)),
     "arithmetic__add_sub_multiple": (_sums_of_several, (3.5, 7.5)),
     "arithmetic__mul": (_mul, (2, 10)),
     "numbers__div_remainder": (_div_remainder, (2, 9)),
+    "numbers__div_remainder_composed": (_composed(_div_remainder, _WHOLE), (2, 6)),
     "numbers__place_value": (_place_value, (2.5, 10.5)),
     "numbers__round_number": (_round_number, (2, 10)),
+    "numbers__round_number_composed": (_composed(_round_number, _SIGNED), (2, 8)),
 }
 _EXTRAPOLATION: dict[str, tuple[Make, Range]] = {
     "arithmetic__add_or_sub_big": (_add_or_sub, (17, 22)),
