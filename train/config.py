@@ -36,7 +36,7 @@ class DataConfig:
     """mathematics: the paper's 13 and 7 modules, or its sums of several terms, with the
     paper's validation rows; in the place of modules and difficulties."""
     generate: bool = False
-    """mathematics: make the questions here, in the dataset's words, without its files."""
+    """mathematics: make the questions here, in the dataset's words, without files."""
     modules: tuple[str, ...] = ("arithmetic__add_sub_multiple",)
     """mathematics: the modules to train on and to evaluate by interpolation."""
     extrapolation_modules: tuple[str, ...] = ("arithmetic__add_sub_multiple_longer",)
