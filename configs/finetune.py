@@ -1,4 +1,4 @@
-"""Fine-tune a Hugging Face T5 on your own jsonl of questions and answers.
+"""Fine-tune a Hugging Face T5, GPT-2 or Granite on your own jsonl of questions.
 
 Command:   python -m train finetune --init-from google-t5/t5-small \
                --data.train-file train.jsonl --data.eval-file eval.jsonl
