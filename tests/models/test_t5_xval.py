@@ -1,0 +1,227 @@
+"""xVal on T5 against transformers' T5 on embeddings that are made here."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ntl_jax.hf.mapping import flatten, unflatten
+from ntl_jax.losses.number_heads import xval_loss
+from ntl_jax.models import T5Config, XvalConfig, bind, init_params, shift_right
+from ntl_jax.models.t5_xval import scale_numbers, shift_values
+from ntl_jax.sharding import make_mesh, param_shardings
+from tests.tiny_t5 import batch, ours, perturbed, to_params, torch_model
+
+TOLERANCE = 1e-4  # a model in float32
+NUM, POSITIONS, HIDDEN = 49, 48, 20
+OWN = ("positions/embedding", "number_head/wi/kernel", "number_head/wi/bias")
+OWN += ("number_head/wo/kernel", "number_head/wo/bias")
+
+
+def numeric_batch():
+    """Half of the tokens are numbers, values on both sides."""
+    data, draw = batch(), np.random.default_rng(1)
+    for ids, values in (("input_ids", "input_values"), ("labels", "values")):
+        is_number = draw.random(data[ids].shape) < 0.5
+        data[ids] = np.where(is_number, NUM, data[ids]).astype(np.int32)
+        data[values] = draw.normal(0, 2, is_number.shape).astype(np.float32)
+    data["labels"][1, 6:] = -100
+    data["input_ids"][0, 0] = 0  # so that the table's first row is in use
+    return data
+
+
+def extended(plain, params, scale):
+    """The config and parameters of an xVal around a T5's."""
+    config = XvalConfig.from_t5(
+        plain,
+        num_id=NUM,
+        embedding_scale=scale,
+        max_positions=POSITIONS,
+        number_hidden=HIDDEN,
+    )
+    fresh = flatten(init_params(config, jax.random.key(0)))
+    draw = np.random.default_rng(2).standard_normal
+    own = {path: 0.5 * draw(fresh[path].shape, np.float32) for path in OWN}
+    return config, unflatten(flatten(params) | own)
+
+
+def factor(ids, values, scale):
+    """What an embedding is multiplied by, number by number."""
+    if scale == "log":
+        scaled = values.sign() * (values.abs() + 1).log10() / (np.log10(3e9) / 10)
+    else:
+        scaled = values + 1 if scale == "plus_one" else values
+    return scaled.where(ids == NUM, ids.new_ones(()).float())[..., None]
+
+
+def torch_loss(model, leaves, data, scale):
+    """Loss and both predictions; `leaves` are what a T5 does not have."""
+    import torch
+
+    data = {name: torch.tensor(value) for name, value in data.items()}
+    ids, labels = data["input_ids"].long(), data["labels"].long()
+    shifted = model._shift_right(labels)
+    ones = torch.ones(len(ids), 1)
+    values = torch.cat([ones, data["values"][:, :-1]], dim=1)
+    embedded = [
+        model.shared(tokens) * factor(tokens, numbers, scale)
+        + leaves["positions/embedding"][: tokens.shape[1]]
+        for tokens, numbers in ((ids, data["input_values"]), (shifted, values))
+    ]
+    states = model(
+        inputs_embeds=embedded[0],
+        attention_mask=data["attention_mask"].long(),
+        decoder_inputs_embeds=embedded[1],
+        output_hidden_states=True,
+    )
+    x = states.decoder_hidden_states[-1]  # after the last norm, not scaled
+    h = x @ leaves["number_head/wi/kernel"] + leaves["number_head/wi/bias"]
+    h = torch.nn.functional.gelu(h)
+    numbers = (h @ leaves["number_head/wo/kernel"])[..., 0]
+    numbers = numbers + leaves["number_head/wo/bias"]
+    here = labels == NUM
+    cross = torch.nn.functional.cross_entropy(states.logits.mT, labels)
+    squared = torch.nn.functional.mse_loss(numbers[here], data["values"][here])
+    return cross + squared, states.logits, numbers
+
+
+@partial(jax.jit, static_argnums=0)
+def loss_and_gradient(config, params, data, dropout_key=None):
+    def loss(params):
+        output = bind(config, params)(
+            data["input_ids"],
+            data["input_values"],
+            shift_right(data["labels"], start_id=0, pad_id=0),
+            shift_values(data["values"]),
+            attention_mask=data["attention_mask"],
+            dropout_key=dropout_key,
+        )
+        logits, numbers = output
+        terms = xval_loss(logits, numbers, data["labels"], data["values"], num_id=NUM)
+        return terms.total(), output
+
+    (value, output), grads = jax.value_and_grad(loss, has_aux=True)(params)
+    return value, output, grads
+
+
+def relative_errors(got, want):
+    got, want = flatten(got), flatten(want)
+    assert got.keys() == want.keys()
+    return {k: np.abs(got[k] - want[k]).max() / np.abs(want[k]).max() for k in want}
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale"), [("v1_0", "log"), ("v1_1", "value")], ids=["log", "value"]
+)
+def test_loss_outputs_and_gradients_equal_pytorch(kind, scale):
+    import torch
+
+    model: Any = torch_model(kind)
+    plain, params = ours(model)
+    config, params = extended(plain, params, scale)
+    flat, data = flatten(params), numeric_batch()
+    leaves = {path: torch.tensor(flat[path], requires_grad=True) for path in OWN}
+    want, logits, numbers = torch_loss(model, leaves, data, scale)
+    want.backward()
+    named = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    want_grads = flatten(to_params(plain, named))
+    want_grads |= {path: np.asarray(leaf.grad) for path, leaf in leaves.items()}
+
+    loss, output, grads = loss_and_gradient(config, params, data)
+    want_output = (logits.detach().numpy(), numbers.detach().numpy())
+    assert abs(float(loss) / want.item() - 1) < TOLERANCE
+    chex.assert_trees_all_close(tuple(output), want_output, atol=TOLERANCE)
+    errors = relative_errors(grads, unflatten(want_grads))
+    assert max(errors.values()) < TOLERANCE, errors
+
+    for path in ("shared/embedding", *OWN):
+        _, wrong, wrong_grads = loss_and_gradient(config, perturbed(params, path), data)
+        error = max(
+            np.abs(a - b).max() for a, b in zip(wrong, want_output, strict=True)
+        )
+        assert error > 2 * TOLERANCE, path
+        errors = relative_errors(wrong_grads, unflatten(want_grads))
+        assert max(errors.values()) > 2 * TOLERANCE, path
+
+
+CONFIG = XvalConfig(
+    vocab_size=50,
+    d_model=32,
+    d_kv=12,
+    d_ff=48,
+    num_layers=1,
+    num_decoder_layers=1,
+    num_heads=4,
+    num_id=NUM,
+    max_positions=POSITIONS,
+    number_hidden=HIDDEN,
+)
+
+
+def test_scales_are_what_they_say():
+    values = jnp.array([[0.0, 1.0, -99.0, 3e9]])
+    assert np.array_equal(scale_numbers(values, "value"), values)
+    assert np.array_equal(scale_numbers(values, "plus_one"), values + 1)
+    want = [[0, 0.317639, -2.110345, 10.0]]
+    np.testing.assert_allclose(scale_numbers(values, "log"), want, rtol=1e-4)
+
+
+def test_values_elsewhere_are_not_read_and_padding_does_not_matter():
+    params, data = init_params(CONFIG, jax.random.key(0)), numeric_batch()
+    want = loss_and_gradient(CONFIG, params, data)[1]
+    other = dict(data)
+    is_number = data["input_ids"] == NUM
+    other["input_values"] = np.where(is_number, data["input_values"], np.float32(8))
+    hidden = data["attention_mask"] == 0
+    other["input_ids"] = np.where(hidden, 7, data["input_ids"]).astype(np.int32)
+    got = loss_and_gradient(CONFIG, params, other)[1]
+    chex.assert_trees_all_close(got, want, atol=1e-6)
+    other["input_values"] = np.where(hidden, other["input_values"], np.float32(8))
+    moved = loss_and_gradient(CONFIG, params, other)[1]
+    assert np.abs(moved.numbers - want.numbers).max() > 1e-2
+
+
+def test_fresh_heads_have_their_spread_and_dropout_is_keyed():
+    params, data = init_params(CONFIG, jax.random.key(0)), numeric_batch()
+    flat = flatten(params)
+    assert abs(np.std(flat["positions/embedding"]) / 0.02 - 1) < 0.1
+    xavier = (2 / (32 + HIDDEN)) ** 0.5
+    assert abs(np.std(flat["number_head/wi/kernel"]) / xavier - 1) < 0.1
+    first, again, other = (
+        loss_and_gradient(CONFIG, params, data, jax.random.key(seed))[0]
+        for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+def test_what_does_not_fit_is_refused():
+    model = bind(CONFIG, init_params(CONFIG, jax.random.key(0)))
+    long, one = jnp.zeros((1, POSITIONS + 1), jnp.int32), jnp.zeros((1, 1), jnp.int32)
+    with pytest.raises(ValueError, match="49 tokens exceeds max_positions=48"):
+        model(long, jnp.ones(long.shape), one, jnp.ones((1, 1)))
+    with pytest.raises(ValueError, match="must have one shape"):
+        model(one, jnp.ones((1, 2)), one, jnp.ones((1, 1)))
+    with pytest.raises(ValueError, match="num_id is 50, outside the 50 rows"):
+        dataclasses.replace(CONFIG, num_id=50)
+    with pytest.raises(ValueError, match="'value', 'log' or 'plus_one'"):
+        dataclasses.replace(CONFIG, embedding_scale="sqrt")
+    with pytest.raises(ValueError, match="max_positions is 0"):
+        dataclasses.replace(CONFIG, max_positions=0)
+    assert issubclass(XvalConfig, T5Config)
+
+
+@pytest.mark.slow
+def test_on_a_mesh_values_and_gradients_stay_the_same():
+    params, data = init_params(CONFIG, jax.random.key(0)), numeric_batch()
+    data = {name: np.tile(value, (4, 1))[:4] for name, value in data.items()}
+    mesh = make_mesh(2, 2, 2)
+    spread = jax.device_put(params, param_shardings(CONFIG, params, mesh))
+    want = jax.device_get(loss_and_gradient(CONFIG, params, data)[2])
+    got = jax.device_get(loss_and_gradient(CONFIG, spread, data)[2])
+    errors = relative_errors(got, want)
+    assert max(errors.values()) < TOLERANCE, errors
