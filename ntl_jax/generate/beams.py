@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float32, Int32, PyTree
 
 from ntl_jax.generate.decoder import Decoder
 from ntl_jax.generate.ending import Ending
+from ntl_jax.generate.top_k import top_k
 
 EarlyStopping = bool | Literal["never"]
 _WORST = -1e9
@@ -140,7 +141,7 @@ def _continuations(state: _State, logits, ending: Ending) -> _Candidates:
     lse = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     # The best 2W of all are among the best 2W of each beam.
     held = ending.held_off(logits, state.count)
-    best, ids = jax.lax.top_k(held, min(2 * beams, columns))  # [B, W, k]
+    best, ids = top_k(held, min(2 * beams, columns))  # [B, W, k]
     scores = (best - lse + state.scores[..., None]).reshape(batch, -1)
     scores, places = jax.lax.top_k(scores, 2 * beams)
     tokens = _take(ids.reshape(batch, -1), places)

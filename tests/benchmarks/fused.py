@@ -36,10 +36,10 @@ def draw(size: int, width: int):
     return hidden, kernel, jnp.where(number, 100 + text % 10, text)
 
 
-def measure(size: int, width: int, tokens: int, columns: int) -> dict:
+def measure(size: int, width: int, tokens: int, columns: list[int]) -> dict:
     """{name: (ms, bytes)} at one size of head, for tiles of so many tokens.
 
-    `tokens` where the gradient is cut by tokens, `columns` where by columns.
+    `tokens` where the gradient is cut by tokens, each of `columns` where by columns.
     """
     vocab = digits_among(size)
     hidden, kernel, labels = draw(size, width)
@@ -69,9 +69,11 @@ def measure(size: int, width: int, tokens: int, columns: int) -> dict:
     ways = {
         "dense": dense_stats,
         f"by tokens, {tokens} a tile": partial(fused_stats, tile_tokens=tokens),
-        f"by columns, {columns} a tile": partial(
-            fused_stats, tile_tokens=columns, backward="columns"
-        ),
+    } | {
+        f"by columns, {tile} a tile": partial(
+            fused_stats, tile_tokens=tile, backward="columns"
+        )
+        for tile in columns
     }
     scalar = {
         name: lambda h, k, way=way: total_of(way(h, k)) for name, way in ways.items()
@@ -88,7 +90,7 @@ def measure(size: int, width: int, tokens: int, columns: int) -> dict:
     results = {}
     for name, (function, more) in programs.items():
         compiled = jax.jit(function).lower(hidden, kernel, *more).compile()
-        timing = time_call(compiled, hidden, kernel, *more, rounds=7, seconds=0.2)
+        timing = time_call(compiled, hidden, kernel, *more, rounds=5, seconds=0.15)
         results[name] = (timing.ms, temporaries(compiled))
     return {"V": size, "D": width, "results": results}
 
@@ -128,7 +130,9 @@ def time_liger(size: int, width: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=4096, help="of a tile")
-    parser.add_argument("--columns", type=int, default=832, help="tokens of a tile")
+    parser.add_argument(
+        "--columns", type=int, nargs="*", default=[512, 1024], help="tokens of a tile"
+    )
     parser.add_argument("--peers", action="store_true", help="Liger too")
     options = parser.parse_args()
     print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}\n")

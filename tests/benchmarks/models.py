@@ -2,8 +2,9 @@
 
 Run as ``python -m tests.benchmarks.models`` on the device to measure. Random weights,
 parameters float32, compute bfloat16, no dropout, cross-entropy + 0.3 NTL-WAS. 16 rows
-of 256 source and 256 target tokens, or of 512 tokens for a decoder-only model. FLOPs are
-6 per token and parameter that it meets, recomputation not counted. Memory is the compiled program's: parameters, gradients and temporaries.
+of 256 source and 256 target tokens, or of 512 tokens for a decoder-only model. FLOPs
+are 6 per token and parameter that it meets, recomputation not counted. Memory is the
+compiled program's: parameters, gradients and temporaries.
 """
 
 import argparse
