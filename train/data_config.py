@@ -1,0 +1,84 @@
+"""The fields of a run that say what data it is of; `--data.field` each."""
+
+import dataclasses
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Which questions to train and evaluate on."""
+
+    name: Literal[
+        "arithmetic",
+        "multiplication",
+        "three_digits",
+        "mathematics",
+        "gsm8k",
+        "rjokes",
+        "multirc",
+        "jsonl",
+        "tsv",
+    ] = "arithmetic"
+    """arithmetic: generated questions in words; multiplication: generated products,
+    12*345=4140; three_digits: all products of two numbers of three digits, in words;
+    mathematics: DeepMind's dataset; gsm8k: grade-school word problems; rjokes: how
+    funny a joke is, 0 to 11; multirc: questions about a passage, answers in words;
+    jsonl, tsv: your own files."""
+    raw_dir: str | None = None
+    """Folder of raw files (default: $NTL_DATA_DIR; without either, downloaded)."""
+    subset: Literal["paper", "arithmetic"] | None = None
+    """mathematics: the paper's 13 and 7 modules, or its sums of several terms, with the
+    paper's validation rows; in the place of modules and difficulties."""
+    generate: bool = False
+    """mathematics: make the questions here, in the dataset's words, without files."""
+    modules: tuple[str, ...] = ("arithmetic__add_sub_multiple",)
+    """mathematics: the modules to train on and to evaluate by interpolation."""
+    extrapolation_modules: tuple[str, ...] = ("arithmetic__add_sub_multiple_longer",)
+    """mathematics: the modules to evaluate by extrapolation."""
+    difficulties: tuple[str, ...] = ("train-easy", "train-medium", "train-hard")
+    """mathematics: the training folders."""
+    train_split: Literal["train", "dev"] = "train"
+    """rjokes: the split to train on; the later ones are evaluated on."""
+    paper_form: bool = False
+    """gsm8k, multirc, three_digits: rows as the paper's code made them, its faults
+    included: numbers damaged by their clean-up, the question behind the passage,
+    products of which training shows the other order."""
+    bad_rows: Literal["error", "skip"] = "error"
+    """Files: a malformed row ends the run, or is left out, counted and reported."""
+    train_file: str | None = None
+    """jsonl: one {"question": ..., "answer": ...} a line; tsv: question, tab, answer,
+    or columns named in the first line."""
+    eval_file: str | None = None
+    """jsonl, tsv: held-out rows; without it no evaluation by generation."""
+    train_size: int | None = None
+    """Train on this many rows (generated ones: of as many as you like); None takes
+    all."""
+    eval_size: int | None = None
+    """Evaluate on so many rows of each evaluation set, its first ones (mathematics:
+    of each module); None takes all."""
+    validation_fraction: float = 0.0
+    """gsm8k, jsonl, tsv: this share of the training rows is held out as the evaluation
+    set "validation" (the paper: 0.15 of GSM8K)."""
+    max_operand: int = 99
+    """arithmetic: operands are 0..max_operand; extrapolation goes beyond."""
+    digits: int = 5
+    """multiplication: operands have 1..digits digits; extrapolation goes one beyond."""
+    seed: int = 0
+    """Generation and shuffling of the data."""
+    batch_size: int = 32
+    """Questions a step, over all devices."""
+    max_source_length: int = 512
+    """Longer questions are truncated, and counted [tokens]."""
+    max_target_length: int = 512
+    """Longer answers are truncated, and counted [tokens]."""
+    separator: str = "\n"
+    """Decoder-only models: what stands between a question and its answer."""
+    packing: bool = False
+    """Put several questions side by side in a row, none split and none seeing another;
+    batch_size then counts these rows."""
+    packed_length: int | None = None
+    """packing: tokens of a row, question and answer together; None: as many as the
+    longest question and answer have."""
+    buckets: int = 1
+    """Pad batches to one of at most so many lengths, each compiled once, and batch rows
+    of like length together; 1 pads all to the longest row."""
