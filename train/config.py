@@ -145,7 +145,7 @@ class TrainConfig:
 
     name: str
     """Names the run folder."""
-    data: DataConfig = DataConfig()
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
     model: Annotated[Config, tyro.conf.AvoidSubcommands] = dataclasses.field(
         default_factory=T5Config.small
     )
