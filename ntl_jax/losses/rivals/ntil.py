@@ -225,12 +225,12 @@ def _most_likely(
     z = jnp.where(targets.mask[..., None], stats.number_logits, 0.0)  # [*B, T, K]
     if key is not None:
         z = z + scalar("noise", noise) * jax.random.gumbel(key, z.shape, jnp.float32)
-    best = z == jnp.max(z, axis=-1, keepdims=True)
-    hard = jnp.min(jnp.where(best, values, jnp.inf), axis=-1)  # of equals the smallest
-    soft = jnp.sum(
-        jax.nn.softmax(z / scalar("temperature", temperature), axis=-1) * values,
-        axis=-1,
-    )
+    top = jax.lax.stop_gradient(jnp.max(z, axis=-1, keepdims=True))
+    hard = jnp.min(jnp.where(z == top, values, jnp.inf), axis=-1)  # the smallest equal
+    # The largest is taken off first: a compiler that divides and takes it off in one
+    # rounding is off by more than exp bears where logits are huge.
+    q = jax.nn.softmax((z - top) / scalar("temperature", temperature), axis=-1)
+    soft = jnp.sum(q * values, axis=-1)
     return jax.lax.stop_gradient(hard) + (soft - jax.lax.stop_gradient(soft))
 
 
