@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ntl_jax import NumberVocab
 from ntl_jax.tokenization import Tokenizer
 from train.config import TrainConfig
 from train.data import (
@@ -16,7 +15,12 @@ from train.data import (
     tokenize_rows,
 )
 from train.data.order import GROUPED_STEPS, grouped_rows
-from train.inputs import COVERAGE_ROWS, open_tokenizer, tokenizer_name
+from train.inputs import (
+    COVERAGE_ROWS,
+    number_vocab,
+    open_tokenizer,
+    tokenizer_name,
+)
 from train.model import is_decoder_only
 
 MOST_ROWS = 100_000
@@ -37,7 +41,7 @@ def describe(config: TrainConfig) -> str:
         DataError: a file is missing or malformed.
     """
     name = tokenizer_name(config)
-    tokenizer = open_tokenizer(name, config.split_digits)
+    tokenizer = open_tokenizer(name, config.split_digits, config.number_tokens)
     splits = load_splits(config.data)
     sets = {"train": splits.train, **splits.evaluation}
     data = {key: _tokenized(rows, config, tokenizer) for key, rows in sets.items()}
@@ -109,9 +113,7 @@ def _numbers(
     """How much of the answers the number losses see."""
     columns = max(config.model.vocab_size, len(tokenizer))
     try:
-        vocab = NumberVocab.from_tokenizer(
-            tokenizer, vocab_size=columns, policy=config.number_policy
-        )
+        vocab = number_vocab(tokenizer, columns, config.number_policy)
     except ValueError as error:
         return [f"no number tokens: {error}"]
     shares = [

@@ -3,11 +3,18 @@
 import dataclasses
 import logging
 from collections.abc import Sequence
+from typing import cast
 
 from ntl_jax import NumberVocab
 from ntl_jax.models import Config
 from ntl_jax.number_grammar import find_numbers, last_number
-from ntl_jax.tokenization import Tokenizer, load_tokenizer
+from ntl_jax.number_vocab import Policy
+from ntl_jax.tokenization import (
+    RegressionTransformerTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    read_place_digit,
+)
 from train.config import NUMBER_TERMS, ConfigError, TrainConfig
 from train.data import (
     Buckets,
@@ -47,9 +54,13 @@ def tokenizer_name(config: TrainConfig) -> str:
     return config.tokenizer
 
 
-def open_tokenizer(name: str, split_digits: bool) -> Tokenizer:
+def open_tokenizer(
+    name: str, split_digits: bool, number_tokens: str = "digits"
+) -> Tokenizer:
     """Loads a tokenizer; ConfigError where it cannot be had."""
     try:
+        if number_tokens == "places":
+            return RegressionTransformerTokenizer(load_tokenizer(name))
         return load_tokenizer(name, split_digits=split_digits)
     except ValueError as error:
         raise ConfigError(f"--tokenizer {name}: {error}") from error
@@ -65,7 +76,9 @@ def load_inputs(
         DataError: a file is missing or malformed.
     """
     name = tokenizer_name(config)
-    tokenizer = tokenizer or open_tokenizer(name, config.split_digits)
+    tokenizer = tokenizer or open_tokenizer(
+        name, config.split_digits, config.number_tokens
+    )
     if len(tokenizer) > model.vocab_size:
         raise ConfigError(
             f"the tokenizer {name} has {len(tokenizer)} tokens, but the model only "
@@ -185,6 +198,17 @@ def _count_numbers(set_name: str, rows: Sequence[Row]) -> None:
         )
 
 
+def number_vocab(tokenizer: Tokenizer, vocab_size: int, policy: str) -> NumberVocab:
+    """The number tokens under a policy; tokens with places count as their digits."""
+    if isinstance(tokenizer, RegressionTransformerTokenizer):
+        return NumberVocab.from_tokenizer(
+            tokenizer, vocab_size=vocab_size, policy=read_place_digit
+        )
+    return NumberVocab.from_tokenizer(
+        tokenizer, vocab_size=vocab_size, policy=cast(Policy, policy)
+    )
+
+
 def make_vocab(config: TrainConfig, model: Config, inputs: Inputs) -> NumberVocab:
     """The number tokens, after checking that the answers' digits land on them.
 
@@ -193,9 +217,7 @@ def make_vocab(config: TrainConfig, model: Config, inputs: Inputs) -> NumberVoca
             the digits, or no number at all.
     """
     try:
-        vocab = NumberVocab.from_tokenizer(
-            inputs.tokenizer, vocab_size=model.vocab_size, policy=config.number_policy
-        )
+        vocab = number_vocab(inputs.tokenizer, model.vocab_size, config.number_policy)
     except ValueError as error:
         raise ConfigError(f"--tokenizer {config.tokenizer}: {error}") from error
     answers = [row["answer"] for row in inputs.splits.train[:COVERAGE_ROWS]]

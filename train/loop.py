@@ -23,7 +23,7 @@ from train.inputs import (
     open_tokenizer,
     tokenizer_name,
 )
-from train.model import model_dict, model_of_dict
+from train.model import model_dict, model_of_dict, with_tokenizer
 from train.pretrained import check_model, fit_vocabulary, pretrained_params
 from train.progress import IntervalLog, StopSignal
 from train.rundir import (
@@ -80,12 +80,16 @@ def run(config: TrainConfig, run_dir: pathlib.Path) -> RunResult:
     resuming = config.resume and old
     if not resuming:
         check_model(config)
-    tokenizer = open_tokenizer(tokenizer_name(config), config.split_digits)
+    tokenizer = open_tokenizer(
+        tokenizer_name(config), config.split_digits, config.number_tokens
+    )
     if resuming:
         model = _model_of_run(run_dir)
     else:
-        grow, tensor = config.init_from is not None, sizes["tensor"]
+        grow = config.init_from is not None or config.number_tokens == "places"
+        tensor = sizes["tensor"]
         model = fit_vocabulary(config.model, len(tokenizer), tensor, grow=grow)
+        model = with_tokenizer(model, tokenizer)
     inputs = load_inputs(config, model, tokenizer)
     vocab = make_vocab(config, model, inputs)
     task = make_task(config, model, vocab, mesh)

@@ -12,14 +12,17 @@ from ntl_jax.models import (
     GPT2Config,
     GraniteConfig,
     Params,
+    RegressionTransformerConfig,
     T5Config,
     bind,
     shift_right,
 )
+from ntl_jax.tokenization import RegressionTransformerTokenizer, Tokenizer
 from train.config import ConfigError
 
 _CONFIGS: dict[str, type[Config]] = {
-    config.__name__: config for config in (GPT2Config, GraniteConfig, T5Config)
+    config.__name__: config
+    for config in (GPT2Config, GraniteConfig, RegressionTransformerConfig, T5Config)
 }
 DROPOUT_RATES = (
     "dropout_rate",
@@ -34,6 +37,21 @@ DROPOUT_RATES = (
 def is_decoder_only(model: Config) -> bool:
     """Whether question and answer are one sequence."""
     return not isinstance(model, T5Config)
+
+
+def with_tokenizer(model: Config, tokenizer: Tokenizer) -> Config:
+    """The model as its tokenizer makes it: numbers with places have encodings.
+
+    Args:
+        model: the model's config, with a row for every token.
+        tokenizer: what its texts are read with.
+    """
+    if not isinstance(tokenizer, RegressionTransformerTokenizer):
+        return model
+    if not isinstance(model, T5Config):
+        raise ConfigError(f"a {type(model).__name__} has no number encodings.")
+    first = tokenizer.first_number_id
+    return RegressionTransformerConfig.from_t5(model, first_number_id=first)
 
 
 def model_dict(model: Config) -> dict[str, Any]:

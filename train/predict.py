@@ -15,7 +15,7 @@ from ntl_jax.models import Config, init_params
 from ntl_jax.tokenization import Tokenizer
 from train.checkpoint import Checkpointer
 from train.config import ConfigError
-from train.inputs import open_tokenizer
+from train.inputs import number_vocab, open_tokenizer
 from train.model import answer_logits, is_decoder_only, model_of_dict
 from train.rundir import CONFIG_FILE, make_folder, read_config, trained_runs
 from train.state import Params
@@ -71,10 +71,12 @@ def load_run(run_dir: pathlib.Path) -> TrainedModel:
         if step is None:
             raise ConfigError(f"{run_dir} holds no finished checkpoint.")
         params = checkpointer.restore_params(step, abstract)
-    tokenizer = open_tokenizer(config["resolved_tokenizer"], config["split_digits"])
-    vocab = NumberVocab.from_tokenizer(
-        tokenizer, vocab_size=model.vocab_size, policy=config["number_policy"]
+    tokenizer = open_tokenizer(
+        config["resolved_tokenizer"],
+        config["split_digits"],
+        config.get("number_tokens", "digits"),
     )
+    vocab = number_vocab(tokenizer, model.vocab_size, config["number_policy"])
     return TrainedModel(
         model,
         params,

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 import jax
 import tyro
 
-from ntl_jax import NumberVocab
 from ntl_jax.models import init_params
 from ntl_jax.sharding import make_mesh
 from train.checkpoint import Checkpointer
 from train.config import ConfigError, EvalConfig, MeshConfig, TrainConfig, mesh_shape
 from train.data import Row, load_splits
 from train.evaluate import Evaluator, write_predictions
-from train.inputs import open_tokenizer, tokenized
+from train.inputs import number_vocab, open_tokenizer, tokenized
 from train.report import report
 from train.rundir import read_train_config, trained_runs
 from train.state import Task, make_task, state_shardings
@@ -114,10 +113,10 @@ def _evaluate(
     folder: pathlib.Path,
 ) -> None:
     rows = _rows(config, sets)
-    tokenizer = open_tokenizer(config.tokenizer, config.split_digits)
-    vocab = NumberVocab.from_tokenizer(
-        tokenizer, vocab_size=config.model.vocab_size, policy=config.number_policy
+    tokenizer = open_tokenizer(
+        config.tokenizer, config.split_digits, config.number_tokens
     )
+    vocab = number_vocab(tokenizer, config.model.vocab_size, config.number_policy)
     datasets = {
         name: tokenized(of_set, config, config.model, tokenizer)
         for name, of_set in rows.items()

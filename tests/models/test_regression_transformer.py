@@ -80,7 +80,11 @@ def logits_and_gradient(config, params, data):
 
 
 @pytest.mark.parametrize(
-    ("kind", "formula"), [("v1_0", "reference"), ("v1_1", "paper")]
+    ("kind", "formula"),
+    [
+        ("v1_0", "reference"),
+        pytest.param("v1_1", "paper", marks=pytest.mark.slow),
+    ],
 )
 def test_logits_and_gradients_equal_pytorch(kind, formula):
     assert kind in KINDS

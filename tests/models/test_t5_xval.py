@@ -116,7 +116,12 @@ def relative_errors(got, want):
 
 
 @pytest.mark.parametrize(
-    ("kind", "scale"), [("v1_0", "log"), ("v1_1", "value")], ids=["log", "value"]
+    ("kind", "scale"),
+    [
+        ("v1_0", "log"),
+        pytest.param("v1_1", "value", marks=pytest.mark.slow),
+    ],
+    ids=["log", "value"],
 )
 def test_loss_outputs_and_gradients_equal_pytorch(kind, scale):
     import torch

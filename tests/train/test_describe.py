@@ -130,7 +130,7 @@ def test_of_many_rows_some_are_looked_at(monkeypatch):
 
 def test_a_tokenizer_without_digits_is_said(monkeypatch):
     config = parse_config("quickstart", SMALL)
-    monkeypatch.setattr("train.describe.NumberVocab.from_tokenizer", _without_numbers)
+    monkeypatch.setattr("train.describe.number_vocab", _without_numbers)
     assert "no number tokens: none there" in describe(config)
 
 
