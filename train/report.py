@@ -4,12 +4,10 @@ import importlib.util
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
 
 from train.config import ConfigError
 from train.evaluate import PREDICTIONS_FILE, RESULTS_FILE
+from train.figures import comparison_figure, error_figure
 from train.tables import (
     Evaluation,
     cells_table,
@@ -19,10 +17,10 @@ from train.tables import (
     more_scores_table,
     paired_table,
 )
-from train.writer import read_metrics
 
 TABLE_FILE = "comparison.md"
 FIGURE_FILE = "comparison.png"
+ERROR_FILE = "errors.png"
 
 
 def read_evaluation(run_dir: pathlib.Path) -> Evaluation:
@@ -64,7 +62,7 @@ def read_predictions(
 
 
 def report(run_dirs: Mapping[str, pathlib.Path], folder: pathlib.Path) -> str:
-    """Compares finished runs: comparison.md and comparison.png in `folder`.
+    """Compares finished runs: comparison.md, comparison.png, errors.png in `folder`.
 
     Args:
         run_dirs: finished runs by name, evaluated on the same sets.
@@ -88,11 +86,14 @@ def report(run_dirs: Mapping[str, pathlib.Path], folder: pathlib.Path) -> str:
     text = "\n\n".join(f"## {title}\n\n{table}" for title, table in sections.items())
     (folder / TABLE_FILE).write_text(text + "\n")
     shown = "\n\n".join(sections[title] for title in SHOWN if title in sections)
-    shown += f"\n\n{folder / TABLE_FILE}: these and {len(sections)} tables in all"
+    shown += f"\n\n{folder / TABLE_FILE}: {', '.join(sections).lower()}"
     if importlib.util.find_spec("matplotlib") is None:
         return f"{shown}\nno figure: matplotlib is not installed (extra `plots`)"
     comparison_figure(run_dirs, evaluations, folder / FIGURE_FILE)
-    return f"{shown}\n{folder / FIGURE_FILE}: loss curves and predicted digits"
+    shown += f"\n{folder / FIGURE_FILE}: loss curves and predicted digits"
+    if error_figure(evaluations, folder / ERROR_FILE):
+        shown += f"\n{folder / ERROR_FILE}: errors by the last digit of the answer"
+    return shown
 
 
 def scores_of_run(run_dir: pathlib.Path) -> str:
@@ -130,87 +131,3 @@ def _sections(
         "Lengths of the operands": cells_table(evaluations),
     }
     return {title: table for title, table in sections.items() if table}
-
-
-def offset_distribution(
-    digits: np.ndarray, counts: np.ndarray, values: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean predicted probability by signed distance from the true digit.
-
-    Args:
-        digits: f64 [K, K], row k the mean distribution where the label is token k.
-        counts: f64 [K], labels of each token.
-        values: f64 [K], what the tokens are worth.
-
-    Returns:
-        The distances, and the probability at each, averaged over all labels.
-    """
-    offsets = values[None, :] - values[:, None]  # [true, predicted]
-    weights = digits * counts[:, None] / max(counts.sum(), 1.0)
-    distances = np.unique(offsets)
-    return distances, np.array([weights[offsets == d].sum() for d in distances])
-
-
-def comparison_figure(
-    run_dirs: Mapping[str, pathlib.Path],
-    evaluations: Mapping[str, Evaluation],
-    path: pathlib.Path,
-) -> None:
-    """Draws loss curves, and predicted digits around the true one, for every run.
-
-    Args:
-        run_dirs: finished runs by name.
-        evaluations: theirs.
-        path: the PNG to write.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    sets = list(next(iter(evaluations.values())))
-    figure, axes = plt.subplots(
-        2, max(2, len(sets)), figsize=(5 * max(2, len(sets)), 7), squeeze=False
-    )
-    for axis, (term, label) in zip(
-        axes[0], (("ce", "cross entropy"), ("was", "NTL-WAS")), strict=False
-    ):
-        _draw_curves(axis, run_dirs, term)
-        axis.set(xlabel="step", ylabel=label, title=f"{label} while training")
-    for axis, name in zip(axes[1], sets, strict=False):
-        _draw_offsets(axis, evaluations, name)
-        axis.set(
-            xlabel="predicted digit - true digit",
-            ylabel="mean probability",
-            title=f"digits, {name}",
-            yscale="log",
-        )
-    for axis in axes.flat:
-        axis.set_visible(axis.has_data())
-        if axis.has_data():
-            axis.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def _draw_curves(axis: Any, run_dirs: Mapping[str, pathlib.Path], term: str) -> None:
-    for name, run_dir in run_dirs.items():
-        rows = [r for r in read_metrics(run_dir) if r["kind"] == "train" and term in r]
-        if rows:
-            axis.plot([r["step"] for r in rows], [r[term] for r in rows], label=name)
-
-
-def _draw_offsets(axis: Any, evaluations: Mapping[str, Evaluation], name: str) -> None:
-    for run, evaluation in evaluations.items():
-        result = evaluation[name]
-        numbers = result["number_tokens"]
-        if numbers is None:
-            continue
-        distances, probabilities = offset_distribution(
-            np.asarray(numbers["mean_by_label"]),
-            np.asarray(numbers["counts"]),
-            np.asarray(result["number_values"]),
-        )
-        axis.plot(distances, probabilities, marker="o", label=run)
-        axis.locator_params(axis="x", integer=True)

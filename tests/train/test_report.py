@@ -8,7 +8,8 @@ import pytest
 from tests.train.helpers import COMPARED, changed
 from train.compare import loss_name, variants
 from train.config import ConfigError, LossConfig
-from train.report import offset_distribution, read_evaluation, report
+from train.figures import error_figure, error_shares, offset_distribution
+from train.report import read_evaluation, report
 from train.tables import (
     COLUMNS,
     DIFFERENCES,
@@ -180,10 +181,28 @@ def test_markdown_is_aligned():
     ]
 
 
-def test_the_figure_is_a_png(compared):
+@pytest.mark.parametrize("name", ["comparison.png", "errors.png"])
+def test_the_figures_are_pngs(compared, name):
     pytest.importorskip("matplotlib")
-    data = (compared / "comparison.png").read_bytes()
+    data = (compared / name).read_bytes()
     assert data.startswith(b"\x89PNG") and len(data) > 10_000
+
+
+def test_shares_of_errors_are_of_all_answers_with_a_last_digit(evaluations, tmp_path):
+    histograms = {
+        "counts": [[2, 1]] + [[0, 0]] * 9,
+        "below": [3] + [0] * 9,
+        "above": [1] + [0] * 9,
+        "unparsable": [3] + [0] * 9,
+    }
+    shares = error_shares(histograms)
+    np.testing.assert_allclose(shares[0], [0.2, 0.1])
+    assert not shares[1:].any()
+    whole = evaluations["ce"]["interpolation"]["error_histograms"]
+    assert (error_shares(whole).sum(axis=1) <= 1).all()
+    words = {"ce": {"test": {"metrics": {}}}}
+    assert not error_figure(words, tmp_path / "errors.png")
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_matplotlib_there_is_the_table_alone(compared, tmp_path, monkeypatch):
