@@ -1,10 +1,14 @@
 """Malformed files of every format: named by file and line, or skipped and counted."""
 
 import gzip
+import itertools
 import json
 import logging
+from fractions import Fraction
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from train.config import DataConfig
 from train.data import DataError, load_splits
@@ -174,6 +178,9 @@ PAIRS = b"Add 1 and 1.\n2\nAdd 1 and 2.\n3\n"
         (PAIRS.replace(b"\n2\n", b"\n\n"), "m, line 2: blank; a line is missing or"),
         (PAIRS.replace(b"\n2\n", b"\n \r\n"), "m, line 2: blank"),
         (b"\n" + PAIRS + b"4", "m, line 1: blank"),
+        (b"1+1\n2\n3\n1+2\n", "m, line 3: a question that is a bare number; a line"),
+        (b"1+1\n2\n-0.5\n1-2\n", "m, line 3: a question that is a bare number"),
+        (b"1+1\n2\n3/4\n1+2\n", "m, line 3: a question that is a bare number"),
         (
             b"1+1\n2\nWhat is the sum of 1 and 2 and 3?\n"
             b"What is the sum of 2 and 2 and 5?\n9\n1+1\n",
@@ -186,6 +193,35 @@ def test_lines_that_do_not_alternate_are_never_skipped(tmp_path, data, message):
     for bad_rows in ("error", "skip"):
         with pytest.raises(DataError, match=message):
             read_mathematics(write(tmp_path / "m", data), bad_rows=bad_rows)
+
+
+SHORT = [
+    (question.encode(), str(answer).encode())
+    for number in range(1, 40)
+    for question, answer in (
+        (f"{number}*7", number * 7),
+        (f"-{number} - 3", -number - 3),
+        (f"What is {number} divided by 8?", Fraction(number, 8)),
+    )
+]
+
+
+@hypothesis.given(
+    st.lists(st.integers(0, 2 * len(SHORT) - 1), min_size=1, max_size=4),
+    st.booleans(),
+)
+@hypothesis.settings(
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
+def test_lost_and_doubled_lines_are_noticed(tmp_path, places, doubled):
+    """In different places; an answer and the next question lost at once are not."""
+    places = sorted(set(places))
+    hypothesis.assume(all(b - a > 1 for a, b in itertools.pairwise(places)))
+    lines = [line for pair in SHORT for line in pair]
+    for place in reversed(places):
+        lines[place : place + 1] = [lines[place]] * 2 if doubled else []
+    with pytest.raises(DataError, match=r"a line is missing|odd number"):
+        read_mathematics(write(tmp_path / "m", b"\n".join(lines)))
 
 
 @pytest.mark.parametrize("bad", [b"\xff", b"\0"])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 
 import numpy as np
 
@@ -45,6 +46,7 @@ TRAIN_FILE_ROWS = 666_666  # of release v1.0
 TEST_FILE_ROWS = 10_000
 
 _LONGEST_ANSWER = 30  # characters, by the dataset's definition
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(/\d+)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +91,9 @@ def read_mathematics(
 ) -> LineRows:
     """Reads a module of DeepMind's mathematics dataset: question and answer lines.
 
-    A line too many or too few would shift all that follow, so a blank line, an odd
-    number of lines and an answer longer than the dataset's longest are never skipped.
+    A line too many or too few would shift all that follow, so what betrays one is never
+    skipped: an odd number of lines, a blank one, a bare number for a question, and an
+    answer longer than the dataset's longest.
 
     Args:
         path: a ``.txt`` or ``.txt.gz`` file whose lines alternate.
@@ -116,23 +119,36 @@ def read_mathematics(
 
 
 def _check_alternation(path: str | os.PathLike, rows: LineRows) -> None:
-    lengths = rows.line_lengths()  # [N, 2], bytes
-    suspects = rows.blank_starts()
-    suspects[:, 1] |= lengths[:, 1] > _LONGEST_ANSWER
+    first = rows.first_bytes()  # [N, 2]
+    suspects = first <= ord(" ")
+    suspects[:, 0] |= np.isin(first[:, 0], list(b"-0123456789"))
+    suspects[:, 1] |= rows.line_lengths()[:, 1] > _LONGEST_ANSWER
     for pair, column in np.argwhere(suspects).tolist():
         text = rows.line(pair, column).decode(errors="replace").strip()
-        if text and (not column or len(text) <= _LONGEST_ANSWER):
-            continue
-        problem = (
+        fault = _fault_of_answer(text) if column else _fault_of_question(text)
+        if fault:
+            raise FileError(
+                f"{path}, line {2 * pair + column + 1}: {fault}; a line is missing or "
+                "too many: fetch the file again"
+            )
+
+
+def _fault_of_question(text: str) -> str | None:
+    """What shows that a line is no question: answers are mostly bare numbers."""
+    if not text:
+        return "blank"
+    return "a question that is a bare number" if _NUMBER.fullmatch(text) else None
+
+
+def _fault_of_answer(text: str) -> str | None:
+    if not text:
+        return "blank"
+    if len(text) > _LONGEST_ANSWER:
+        return (
             f"an answer of {len(text)} characters, where the dataset's have at most "
             f"{_LONGEST_ANSWER}"
-            if text
-            else "blank"
         )
-        raise FileError(
-            f"{path}, line {2 * pair + column + 1}: {problem}; a line is missing or "
-            "too many: fetch the file again"
-        )
+    return None
 
 
 def _valid_pairs(

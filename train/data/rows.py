@@ -71,10 +71,10 @@ class LineRows(Sequence[Row]):
         """[N, 2], bytes of each question and answer, white space around included."""
         return self._ends - self._starts
 
-    def blank_starts(self) -> np.ndarray:
-        """bool[N, 2], whether a line begins with white space or has nothing in it."""
-        first = np.frombuffer(self._block, np.uint8)[self._starts]
-        return first <= ord(" ")
+    def first_bytes(self) -> np.ndarray:
+        """u8[N, 2], what each question and answer begins with; of an empty line, its
+        end."""
+        return np.frombuffer(self._block, np.uint8)[self._starts]
 
     def invalid_lines(self) -> Iterator[int]:
         """Lines that may be no text: 2 * row + column of those with other than ASCII
