@@ -57,10 +57,10 @@ def train(run_dir: pathlib.Path, *more: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def stop_midway(run_dir: pathlib.Path, number: int) -> int:
+def stop_midway(run_dir: pathlib.Path, number: int, *more: str) -> int:
     """Starts a run, sends it a signal once it has a checkpoint; its exit status."""
     with subprocess.Popen(
-        command(run_dir),
+        command(run_dir, *more),
         cwd=ROOT,
         env=environment(),
         stdout=subprocess.DEVNULL,
@@ -91,6 +91,22 @@ def left_alone(tmp_path_factory):
     return run_dir
 
 
+def assert_same_run(run_dir: pathlib.Path, other: pathlib.Path) -> None:
+    """The last checkpoint and every row of metrics, but for the clock."""
+    step, leaves = saved(run_dir)
+    expected_step, expected = saved(other)
+    assert step == expected_step == 60
+    assert len(leaves) == len(expected) > 30
+    for leaf, twin in zip(leaves, expected, strict=True):
+        np.testing.assert_array_equal(leaf, twin)
+    ignore = ("steps_per_s", "tokens_per_s")
+    rows, others = (
+        [{k: v for k, v in row.items() if k not in ignore} for row in read_metrics(d)]
+        for d in (run_dir, other)
+    )
+    assert rows == others
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_stopped_and_resumed_equals_left_alone(number, left_alone, tmp_path):
@@ -100,19 +116,20 @@ def test_stopped_and_resumed_equals_left_alone(number, left_alone, tmp_path):
     stopped_at, _ = saved(run_dir)
     assert stopped_at is not None and 0 < stopped_at < 60
     train(run_dir, "--resume")
+    assert_same_run(run_dir, left_alone)
 
-    step, leaves = saved(run_dir)
-    expected_step, expected = saved(left_alone)
-    assert step == expected_step == 60
-    assert len(leaves) == len(expected) > 30
-    for leaf, other in zip(leaves, expected, strict=True):
-        np.testing.assert_array_equal(leaf, other)
-    ignore = ("steps_per_s", "tokens_per_s")
-    rows, others = (
-        [{k: v for k, v in row.items() if k not in ignore} for row in read_metrics(d)]
-        for d in (run_dir, left_alone)
-    )
-    assert rows == others
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["--data.packing", "--data.buckets=2"])
+def test_packed_rows_and_buckets_resume_in_the_middle_of_an_epoch(layout, tmp_path):
+    whole, run_dir = tmp_path / "whole", tmp_path / "stopped"
+    more = [layout, "--data.max-operand=9999"]  # rows of different lengths
+    train(whole, *more)
+    assert stop_midway(run_dir, signal.SIGKILL, *more) == -signal.SIGKILL
+    stopped_at, _ = saved(run_dir)
+    assert stopped_at is not None and 0 < stopped_at < 60
+    train(run_dir, *more, "--resume")
+    assert_same_run(run_dir, whole)
 
 
 @pytest.mark.slow
