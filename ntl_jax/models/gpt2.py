@@ -22,18 +22,11 @@ from collections.abc import Callable
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Float32, Int, Key
+from jaxtyping import Array, Float
 
-from ntl_jax.models.attention import (
-    Cache,
-    Mask,
-    attend,
-    causal_mask,
-    start_cache,
-    token_positions,
-)
+from ntl_jax.models.attention import attend
+from ntl_jax.models.decoder_only import DecoderOnly, HeadTriple, RowOffset, Sizes
 from ntl_jax.models.gpt2_config import GPT2Config
 from ntl_jax.models.layers import (
     Affine,
@@ -41,11 +34,8 @@ from ntl_jax.models.layers import (
     Embedding,
     LayerNorm,
     Linear,
-    einsum_float32,
-    run_layers,
     stack_layers,
 )
-from ntl_jax.models.relative_bias import MASKED
 
 _ACTIVATIONS: dict[str, Callable] = {
     "gelu_new": partial(jax.nn.gelu, approximate=True),
@@ -55,10 +45,6 @@ _ACTIVATIONS: dict[str, Callable] = {
     "silu": jax.nn.silu,
 }
 _EMBEDDED, _PROBABILITIES, _ATTENDED, _OUTER = range(4)  # dropout sites
-_NO_DROPOUT = Dropout(0.0, None)
-
-RowOffset = int | Int[Array, ""] | Int[Array, "B"]
-HeadTriple = tuple[Array, Array, Array]  # q, k, v, [B, T, N, H] each
 
 
 class Attention(nnx.Module):
@@ -126,206 +112,66 @@ class Block(nnx.Module):
         return x + self.mlp(x, self.config, drop)
 
 
-class GPT2(nnx.Module):
+class GPT2(DecoderOnly):
     """The decoder-only model with its language-model head."""
 
     def __init__(self, config: GPT2Config, rngs: nnx.Rngs):
         self.config = config
         std, width = config.initializer_range, config.n_embd
-        padding = config.rows - config.vocab_size
         self.wte = Embedding(config.vocab_size, width, std=std, rngs=rngs)
         self.wpe = Embedding(config.n_positions, width, std=std, rngs=rngs)
         self.layers = stack_layers(partial(Block, config), config.n_layer, rngs)
         self.final_norm = LayerNorm(width, eps=config.layer_norm_epsilon)
         if not config.tie_word_embeddings:
             self.lm_head = Linear(width, config.vocab_size, std=std, rngs=rngs)
-        if padding:
-            table = self.wte.embedding[...]
-            self.wte.embedding = nnx.Param(jnp.pad(table, ((0, padding), (0, 0))))
-        if padding and not config.tie_word_embeddings:
-            kernel = self.lm_head.kernel[...]
-            self.lm_head.kernel = nnx.Param(jnp.pad(kernel, ((0, 0), (0, padding))))
-
-    def __call__(
-        self,
-        input_ids: Int[Array, "B T"],
-        *,
-        attention_mask: Mask | None = None,
-        segment_ids: Int[Array, "B T"] | None = None,
-        dropout_key: Key[Array, ""] | None = None,
-        row_offset: RowOffset = 0,
-    ) -> Float32[Array, "B T W"]:
-        """Logits of the token after each position; arguments as `hidden`."""
-        hidden = self.hidden(
-            input_ids,
-            attention_mask=attention_mask,
-            segment_ids=segment_ids,
-            dropout_key=dropout_key,
-            row_offset=row_offset,
-        )
-        return self.logits(hidden)
-
-    def hidden(
-        self,
-        input_ids: Int[Array, "B T"],
-        *,
-        attention_mask: Mask | None = None,
-        segment_ids: Int[Array, "B T"] | None = None,
-        dropout_key: Key[Array, ""] | None = None,
-        row_offset: RowOffset = 0,
-    ) -> Float[Array, "B T D"]:
-        """The last hidden states, ready for the head.
-
-        Args:
-            input_ids: tokens.
-            attention_mask: true or non-zero where a token is none of padding, on
-                either side; None where there is no padding. Padding has no position.
-            segment_ids: equal, side by side, where tokens belong together, in rows
-                that hold several texts: each starts at position 0 and sees itself
-                alone.
-            dropout_key: a threefry key of this step; None means no dropout.
-            row_offset: see `dropout`; for batches that come in parts.
-
-        Returns:
-            [B, T, D] in the config's dtype: `hidden @ head` are the logits. Where
-            the input is padding it is finite, and of no meaning.
-
-        Raises:
-            ValueError: shapes disagree, or a row is longer than `n_positions`.
-        """
-        self._check(input_ids, 0, attention_mask, segment_ids)
-        length = input_ids.shape[1]
-        mask = causal_mask(length, attention_mask, segment_ids)
-        positions = _positions(length, attention_mask, segment_ids)
-        drop = Dropout(self.config.embd_pdrop, dropout_key, row_offset)
-        x = drop(self._embed(input_ids, positions), _EMBEDDED)
-
-        def step(layer, index, x):
-            return layer.finish(x, *layer.project(x), mask, drop._replace(layer=index))
-
-        return self.final_norm(self._run(step, x))
-
-    @jax.named_scope("head")
-    def logits(self, hidden: Float[Array, "B T D"]) -> Float32[Array, "B T W"]:
-        """Float32 logits of hidden states; -1e30 in columns of padding."""
-        if self.config.tie_word_embeddings:
-            table = self.wte.embedding[...].astype(hidden.dtype)
-            logits = einsum_float32("BTD,VD->BTV", hidden, table)
-        else:
-            kernel = self.lm_head.kernel[...].astype(hidden.dtype)
-            logits = einsum_float32("BTD,DV->BTV", hidden, kernel)
-        if self.config.rows == self.config.vocab_size:
-            return logits
-        columns = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-        return jnp.where(columns < self.config.vocab_size, logits, jnp.float32(MASKED))
+        self.pad_vocabulary()
 
     @property
-    def head(self) -> Float32[Array, "D W"]:
-        """The head's kernel: the table's transpose where the two are tied."""
-        if self.config.tie_word_embeddings:
-            return self.wte.embedding[...].T
-        return self.lm_head.kernel[...]
+    def sizes(self) -> Sizes:
+        """What the cache and the layers' runner need to know."""
+        config = self.config
+        return Sizes(
+            layers=config.n_layer,
+            key_value_heads=config.n_head,
+            head_dim=config.n_embd // config.n_head,
+            longest=config.n_positions,
+            longest_field="n_positions",
+        )
 
-    def prefill(
-        self,
-        input_ids: Int[Array, "B P"],
-        attention_mask: Mask | None,
-        length: int,
-    ) -> tuple[Float[Array, "B 1 D"], Cache]:
-        """Reads prompts, padded on the left, ahead of `decode_step`.
+    @property
+    def table(self) -> Embedding:
+        """The embeddings of tokens, W rows."""
+        return self.wte
 
-        Args:
-            input_ids: the prompts, each ending in the last column.
-            attention_mask: zero where a prompt is padded; None: nowhere.
-            length: how many tokens are to come.
-
-        Returns:
-            The last column's hidden states, and a cache for P + length tokens.
-
-        Raises:
-            ValueError: shapes disagree, or P + length is beyond `n_positions`.
-        """
-        self._check(input_ids, length, attention_mask, None)
-        config, (batch, prompt) = self.config, input_ids.shape
-        mask = causal_mask(prompt, attention_mask)
-        positions = _positions(prompt, attention_mask, None)
-        shape = (batch, prompt, config.n_head, config.n_embd // config.n_head)
-        empty = jnp.zeros((config.n_layer, *shape), config.dtype)
-
-        def step(layer, index, carry):
-            x, keys, values = carry
-            q, k, v = layer.project(x)
-            keys = jax.lax.dynamic_update_index_in_dim(keys, k, index, 0)
-            values = jax.lax.dynamic_update_index_in_dim(values, v, index, 0)
-            return layer.finish(x, q, k, v, mask, _NO_DROPOUT), keys, values
-
-        carry = (self._embed(input_ids, positions), empty, empty)
-        x, keys, values = self._run(step, carry)
-        cache = start_cache(keys, values, attention_mask, length)
-        return self.final_norm(x[:, -1:]), cache
-
-    def decode_step(
-        self, tokens: Int[Array, "B"], cache: Cache
-    ) -> tuple[Float[Array, "B 1 D"], Cache]:
-        """Hidden states after one more token a row, and the cache with that token.
-
-        The cache must have room: a step beyond its `length` overwrites the last slot.
-        """
-        x = self._embed(tokens[:, None], cache.positions[:, None])
-        mask = cache.seen_by_next()[:, None, None]  # [B, 1, 1, S]
-
-        def step(layer, index, carry):
-            x, keys, values = carry
-            q, k, v = layer.project(x)
-            start = (index, 0, cache.filled, 0, 0)
-            # The cache is carried, not scanned over: it is then written in place.
-            keys = jax.lax.dynamic_update_slice(keys, k[None], start)
-            values = jax.lax.dynamic_update_slice(values, v[None], start)
-            x = layer.finish(x, q, keys[index], values[index], mask, _NO_DROPOUT)
-            return x, keys, values
-
-        x, keys, values = self._run(step, (x, cache.keys, cache.values))
-        return self.final_norm(x), cache.advanced(keys, values)
-
-    def _embed(self, input_ids, positions) -> Float[Array, "B T D"]:
+    def start(self, input_ids, positions) -> tuple[Float[Array, "B T D"], None]:
+        """Tokens and their positions, embedded; layers need no more."""
         table = self.wpe.embedding[...]
         if positions is None:  # a slice's gradient costs less than a gather's
             places = table[None, : input_ids.shape[1]]
         else:
             places = table[positions]
         tokens = self.wte.embedding[...][input_ids]
-        return (tokens + places).astype(self.config.dtype)
+        return (tokens + places).astype(self.config.dtype), None
 
-    def _run(self, step, carry):
-        config = self.config
-        unroll, remat = config.unroll_layers, config.remat
-        return run_layers(
-            self.layers, config.n_layer, step, carry, unroll=unroll, remat=remat
-        )
+    def dropout(self, key, row_offset: RowOffset) -> Dropout:
+        """The dropout of a forward pass; each site has a rate of its own."""
+        return Dropout(self.config.embd_pdrop, key, row_offset)
 
-    def _check(self, input_ids, more: int, *rows: Array | None) -> None:
-        if input_ids.ndim != 2:
-            raise ValueError(
-                f"input_ids must be [B, T]; their shape is {input_ids.shape}"
-            )
-        for other in rows:
-            if other is not None and other.shape != input_ids.shape:
-                raise ValueError(
-                    f"attention_mask and segment_ids must have the shape of input_ids "
-                    f"{input_ids.shape}; one is {other.shape}"
-                )
-        total = input_ids.shape[1] + more
-        if total > self.config.n_positions:
-            raise ValueError(
-                f"{input_ids.shape[1]} tokens and {more} to come are {total}, but the "
-                f"model has n_positions = {self.config.n_positions}; shorten them"
-            )
+    def drop_embedded(self, x, drop: Dropout) -> Float[Array, "B T D"]:
+        """What the first layer reads while training."""
+        return drop(x, _EMBEDDED)
 
+    def project(self, layer: Block, x, context: None) -> HeadTriple:
+        """A layer's queries, keys and values."""
+        return layer.project(x)
 
-def _positions(length: int, attention_mask, segment_ids) -> Array | None:
-    if attention_mask is None and segment_ids is None:
-        return None  # 0, 1, 2, ... in every row
-    return token_positions(length, attention_mask, segment_ids)
+    def finish_layer(self, layer: Block, x, q, k, v, mask, drop: Dropout):
+        """A layer after its projections."""
+        return layer.finish(x, q, k, v, mask, drop)
+
+    def finish(self, x) -> Float[Array, "B T D"]:
+        """The last layer's states, ready for the head."""
+        return self.final_norm(x)
 
 
 def _residual_std(config: GPT2Config) -> float:
