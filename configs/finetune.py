@@ -3,6 +3,7 @@
 Command:   python -m train finetune --init-from google-t5/t5-small \
                --data.train-file train.jsonl --data.eval-file eval.jsonl
 Each line: {"question": "What is 12 plus 30?", "answer": "42"}
+Or question, tab, answer: add --data.name tsv
 
 The optimizer is the paper's: AdamW at 1e-4, no warm-up, clipped at 1.
 """

@@ -303,6 +303,10 @@ def test_data_is_downloaded_when_no_folder_is_named(server, tmp_path, monkeypatc
     jsonl(site / "test.jsonl", 2)
     splits = load_splits(DataConfig(name="gsm8k"))
     assert list(splits.train) == rows and len(splits.evaluation["test"]) == 2
+    splits = load_splits(DataConfig(name="gsm8k", validation_fraction=0.4))
+    both = [*splits.train, *splits.evaluation["validation"]]
+    assert len(splits.train) == 3 and splits.train[1:][0] == splits.train[1]
+    assert sorted(both, key=rows.index) == rows
 
     inside = tmp_path / "mathematics_dataset-v1.0"
     modules = {"m__a": ("train-easy", "interpolate"), "m__b": ("extrapolate",)}

@@ -86,8 +86,8 @@ class Gsm8k(_FormedBuilder):
     name = "ntl_gsm8k"
     homepage = "https://github.com/openai/grade-school-math"
     url = (
-        "https://raw.githubusercontent.com/openai/grade-school-math/master/"
-        "grade_school_math/data/{split}.jsonl"
+        "https://raw.githubusercontent.com/openai/grade-school-math/"
+        "3101c7d5072418e28b9008a6636bde82a006892c/grade_school_math/data/{split}.jsonl"
     )
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager):
@@ -112,7 +112,8 @@ class RJokes(_QuestionsBuilder):
     name = "ntl_rjokes"
     homepage = "https://github.com/orionw/rJokesData"
     url = (
-        "https://raw.githubusercontent.com/orionw/rJokesData/master/data/{split}.tsv.gz"
+        "https://raw.githubusercontent.com/orionw/rJokesData/"
+        "d48bedd71bdacc7557b84ad697bf556e7aad7c21/data/{split}.tsv.gz"
     )
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager):
