@@ -12,11 +12,10 @@ from ntl_jax.losses import fused_tiles as tiles
 from ntl_jax.losses.column_passes import AxisName
 from ntl_jax.losses.fused import (
     cast_gradients,
-    check_head,
-    make_head,
     read_sums,
 )
 from ntl_jax.losses.fused_gradients import GroupedGradients, add_number_gradients
+from ntl_jax.losses.fused_head import check_head, make_head
 from ntl_jax.losses.fused_tiles import Head, LogitSums
 from ntl_jax.losses.objective import Objective
 from ntl_jax.losses.positions import safe_labels
@@ -89,6 +88,11 @@ def objective_from_hidden(
     >>> round(float(total), 3), float(terms["was"].count)  # log 11 + 0.3 * 2.5
     (3.148, 1.0)
     """
+    if not isinstance(objective, Objective):
+        raise TypeError(
+            f"objective must be an Objective, not {type(objective).__name__}: "
+            "Objective(ce=1.0, was=0.3), say."
+        )
     ignore_index = objective.ignore_index
     head = make_head(
         vocab,

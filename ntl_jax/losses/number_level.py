@@ -14,7 +14,8 @@ from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import NumberTargets, number_targets, token_weights
 from ntl_jax.losses.reduction import Reduction
 from ntl_jax.losses.rows import row_index, shift
-from ntl_jax.losses.spans import NumberSpans, from_first, number_spans, run_sums
+from ntl_jax.losses.run_sums import from_first, run_sums
+from ntl_jax.losses.spans import NumberSpans, number_spans
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
 

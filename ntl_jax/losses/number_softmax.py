@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
 from ntl_jax.losses.positions import NumberTargets
-from ntl_jax.losses.stats import NumberStats
+from ntl_jax.losses.stats import NumberStats, check_stats
 
 Support = Literal["numbers", "full"]
 
@@ -35,6 +35,7 @@ def number_probabilities(
     Raises:
         ValueError: for any other support.
     """
+    check_stats(stats)
     mask = targets.mask[..., None]  # [*B, 1]
     logits = jnp.where(mask, stats.number_logits, 0.0)  # [*B, K]
     if support == "numbers":

@@ -10,10 +10,10 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 from ntl_jax.losses.number_softmax import Support
 from ntl_jax.losses.objective_terms import BY_PLACE, OVER_ALL, TERMS, stats_of_nothing
 from ntl_jax.losses.place_weights import place_weights
-from ntl_jax.losses.positions import token_weights
+from ntl_jax.losses.positions import check_vocab, token_weights
 from ntl_jax.losses.reduction import Term, sum_each
 from ntl_jax.losses.scalars import scalar
-from ntl_jax.losses.stats import NumberStats
+from ntl_jax.losses.stats import NumberStats, check_stats
 from ntl_jax.number_vocab import NumberVocab
 
 _TERMS = tuple(TERMS)
@@ -156,6 +156,8 @@ class Objective:
             {name: Term(sum, count)} of float32 scalars, to be added up over devices
             and micro-batches before `total` divides.
         """
+        check_stats(stats)
+        check_vocab(vocab)
         losses = self._losses(stats, labels, vocab, weights, segment_ids)
         kinds = {name: self._denominator_of(name) for name in losses}
         arrays = {name: value * weight for name, (value, weight) in losses.items()}
@@ -184,6 +186,7 @@ class Objective:
         Returns:
             {name: f32[]}: summed weights, the ``count`` of the terms of a call.
         """
+        check_vocab(vocab)
         stats = stats_of_nothing(labels, vocab)
         terms = self(stats, labels, vocab, weights=weights, segment_ids=segment_ids)
         return {name: term.count for name, term in terms.items()}

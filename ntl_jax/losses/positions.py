@@ -50,6 +50,29 @@ def check_is_array(name: str, value: Array) -> None:
         )
 
 
+def check_vocab(vocab: NumberVocab) -> None:
+    """Raises TypeError for what is no NumberVocab, such as a tokenizer or a dict."""
+    if not isinstance(vocab, NumberVocab):
+        raise TypeError(
+            f"vocab must be a NumberVocab, not {type(vocab).__name__}: make one by "
+            "NumberVocab.from_tokenizer or NumberVocab.from_mapping."
+        )
+
+
+def check_segments(segment_ids: Array | None, labels: Array) -> None:
+    """Raises unless segment ids, where given, are integers, one a label."""
+    if segment_ids is None:
+        return
+    check_is_array("segment_ids", segment_ids)
+    if not jnp.issubdtype(segment_ids.dtype, jnp.integer):
+        raise TypeError(f"segment_ids must be integers, not {segment_ids.dtype}.")
+    if segment_ids.shape != labels.shape:
+        raise ValueError(
+            f"segment_ids of shape {segment_ids.shape} do not match labels of "
+            f"shape {labels.shape}: give one segment a label."
+        )
+
+
 def token_weights(
     labels: Int[Array, "*B"],
     weights: Float[Array, "*B"] | Bool[Array, "*B"] | None = None,
@@ -116,6 +139,7 @@ def number_targets(
     Returns:
         NumberTargets over [*B].
     """
+    check_vocab(vocab)
     weight = token_weights(labels, weights, ignore_index=ignore_index)
     ids = safe_labels(labels, vocab.vocab_size, ignore_index=ignore_index)
     row, value = _look_up(ids, vocab)

@@ -1,14 +1,17 @@
 """Which labels of a row make up one number, and what each digit's place in it is."""
 
-from functools import partial
 from typing import Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float32, Int, Int32
+from jaxtyping import Array, Bool, Int, Int32
 
-from ntl_jax.losses.positions import check_is_array, safe_labels
+from ntl_jax.losses.positions import (
+    check_is_array,
+    check_segments,
+    check_vocab,
+    safe_labels,
+)
 from ntl_jax.losses.rows import (
     at_or_after,
     at_or_before,
@@ -108,7 +111,7 @@ def number_spans(
     >>> spans.run.tolist(), spans.place[jnp.array([0, 1, 3, 4, 6])].tolist()
     ([0, 0, 0, 0, 0, 7, 1], [1, 0, -1, -2, 0])
     """
-    _check(labels, points, segment_ids)
+    _check(labels, vocab, points, segment_ids)
     kinds = _label_kinds(labels, vocab, ignore_index)
     linked = _linked(kinds, segment_ids)
     digit = (kinds & _NUMBER) != 0
@@ -200,80 +203,9 @@ def _counts(
     return count - before_run - 1, of_run - before_run, dot, whole - count
 
 
-def run_sums(
-    x: Float32[Array, "*B T"], spans: NumberSpans, *, reach: int | None = None
-) -> Float32[Array, "*B T"]:
-    """The sum of x over each run, at the first digit of the run and 0 elsewhere.
-
-    A masked sum and no scatter: on a GPU it is one kernel, and always adds up in the
-    same order.
-
-    Args:
-        x: f32[*B, T], read at the digits.
-        spans: the runs.
-        reach: how many positions of a run count at least, so that a long row need not
-            be compared with itself; all where None. x must be 0 further on.
-
-    Returns:
-        f32[*B, T].
-    """
-    width = x.shape[-1]
-    block = max(width if reach is None or width <= 2 * reach else reach, 1)
-    x = jnp.where(spans.digit, x, 0.0)
-    return _run_sums(block, x, spans.start, spans.first, spans.head)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _run_sums(block, x, start, first, head):
-    *rows, width = x.shape
-    blocks = -(-width // block)
-    edge = [(0, 0)] * len(rows) + [(0, blocks * block - width)]
-    shape = (*rows, blocks, block)
-    x = jnp.pad(x, edge).reshape(shape)  # [*B, N, C]
-    own = jnp.pad(start, edge, constant_values=-1).reshape(shape)
-    start = own
-    if blocks > 1:  # a run may go on in the next block
-        x, start = (jnp.concatenate([a, _next_block(a)], axis=-1) for a in (x, own))
-    same = own[..., :, None] == start[..., None, :]  # [*B, N, C, C or 2 C]
-    sums = jnp.sum(jnp.where(same, x[..., None, :], 0.0), axis=-1)
-    sums = sums.reshape(*rows, blocks * block)[..., :width]
-    return jnp.where(first, sums, 0.0)
-
-
-def _run_sums_forward(block, x, start, first, head):
-    return _run_sums(block, x, start, first, head), head
-
-
-def _run_sums_backward(block, head, cotangent):
-    # Each digit reads the cotangent of its first digit. The derivative of the masked
-    # sum would be a sum over columns instead, thirty times slower on long rows.
-    head = jnp.clip(head, 0, cotangent.shape[-1] - 1)
-    return jnp.take_along_axis(cotangent, head, axis=-1), None, None, None
-
-
-_run_sums.defvjp(_run_sums_forward, _run_sums_backward)
-
-
-def from_first(flag: Bool[Array, "*B T"], spans: NumberSpans) -> Bool[Array, "*B T"]:
-    """What the first digit of a run has for a flag, at all digits of the run.
-
-    Args:
-        flag: bool[*B, T].
-        spans: the runs.
-
-    Returns:
-        bool[*B, T], False elsewhere.
-    """
-    head = jnp.clip(spans.head, 0, flag.shape[-1] - 1)
-    return spans.digit & jnp.take_along_axis(flag, head, axis=-1)
-
-
-def _next_block(x: Array) -> Array:
-    """The block after each one, zeros after the last."""
-    return jnp.concatenate([x[..., 1:, :], jnp.zeros_like(x[..., :1, :])], axis=-2)
-
-
-def _check(labels: Array, points: str, segment_ids: Array | None) -> None:
+def _check(
+    labels: Array, vocab: NumberVocab, points: str, segment_ids: Array | None
+) -> None:
     if points not in ("never", "one", "between", "always"):
         raise ValueError(
             f"points must be 'never', 'one', 'between' or 'always', not {points!r}."
@@ -281,13 +213,8 @@ def _check(labels: Array, points: str, segment_ids: Array | None) -> None:
     check_is_array("labels", labels)
     if labels.ndim == 0:
         raise ValueError("labels need a row axis: their shape is (), a single token.")
-    if segment_ids is not None:
-        check_is_array("segment_ids", segment_ids)
-        if segment_ids.shape != labels.shape:
-            raise ValueError(
-                f"segment_ids of shape {segment_ids.shape} do not match labels of "
-                f"shape {labels.shape}: give one segment a label."
-            )
+    check_vocab(vocab)
+    check_segments(segment_ids, labels)
 
 
 def _label_kinds(

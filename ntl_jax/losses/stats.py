@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Float32, Int
 from ntl_jax.losses.column_passes import AxisName, read_pass, write_pass
 from ntl_jax.losses.columns import MASKED_LOGIT as MASKED_LOGIT
 from ntl_jax.losses.columns import ColumnCotangents, numbers_of_columns, to_columns
-from ntl_jax.losses.positions import check_labels, safe_labels
+from ntl_jax.losses.positions import check_labels, check_vocab, safe_labels
 from ntl_jax.number_vocab import NumberVocab
 
 
@@ -32,6 +32,15 @@ class NumberStats(NamedTuple):
     label_logit: Float32[Array, "*B"]
     number_logits: Float32[Array, "*B K"]
     logit_sum: Float32[Array, "*B"]
+
+
+def check_stats(stats: NumberStats) -> None:
+    """Raises TypeError for what is no NumberStats, such as logits."""
+    if not isinstance(stats, NumberStats):
+        raise TypeError(
+            f"stats must be NumberStats, not {type(stats).__name__}: take "
+            "stats_from_logits(logits, labels, vocab)."
+        )
 
 
 def stats_from_logits(
@@ -77,6 +86,7 @@ def stats_from_logits(
     """
     check_labels(logits, labels)
     shards = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+    check_vocab(vocab)
     vocab.check_columns(logits.shape[-1] * shards)
     labels = safe_labels(labels, vocab.vocab_size, ignore_index=ignore_index)
     return _dense_stats(vocab.vocab_size, vocab, axis_name, logits, labels)
@@ -127,6 +137,7 @@ def stats_of_numbers(
     """
     del ignore_index
     check_labels(logits, labels)
+    check_vocab(vocab)
     vocab.check_columns(logits.shape[-1])
     nothing = jnp.zeros(labels.shape, jnp.float32)
     return NumberStats(nothing, nothing, _number_logits(vocab, logits), nothing)

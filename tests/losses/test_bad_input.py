@@ -14,7 +14,9 @@ from ntl_jax.losses import (
     gaussian_targets,
     ntl_huber,
     ntl_optimal_transport,
+    ntl_was_from_stats,
     number_level_loss,
+    number_spans,
     place_weights,
     stats_from_hidden,
 )
@@ -165,3 +167,29 @@ def test_a_swept_temperature_of_0_has_a_gradient():
     values, gradients = jax.vmap(jax.value_and_grad(total))(jnp.array([0.0, -1.0, 1.0]))
     assert jnp.isfinite(gradients).all() and gradients[2] < 0
     assert jnp.allclose(values[:2], total(0.0), rtol=1e-6)
+
+
+HEAD = jnp.zeros((2, 3, 8)), jnp.zeros((8, 14))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: stats_from_logits(LOGITS, LABELS, {"1": 1}), "NumberVocab, not dict"),
+        (lambda: stats_from_hidden(*HEAD, LABELS, None), "NumberVocab, not NoneType"),
+        (lambda: number_spans(LABELS, "1"), "NumberVocab, not str"),
+        (lambda: Objective().counts(LABELS, None), "NumberVocab, not NoneType"),
+        (lambda: Objective()(LOGITS, LABELS, VOCAB), "take stats_from_logits"),
+        (lambda: ntl_was_from_stats(LOGITS, LABELS, VOCAB), "take stats_from_logits"),
+        (lambda: objective_from_hidden(1.0, *HEAD, LABELS, VOCAB), "not float"),
+        (lambda: stats_from_hidden(*HEAD, LABELS, VOCAB, tile_tokens=2.5), "2.5"),
+        (lambda: stats_from_hidden(*HEAD, LABELS, VOCAB, row_groups=1.0), "1.0"),
+        (
+            lambda: place_weights(LABELS, VOCAB, segment_ids=jnp.ones((2, 3))),
+            "segment_ids must be integers, not float32",
+        ),
+    ],
+)
+def test_what_is_given_is_named_with_the_remedy(call, message, unhooked):
+    with pytest.raises(TypeError, match=message):
+        call()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ntl_jax import NumberVocab, number_spans
-from ntl_jax.losses.spans import from_first, run_sums
+from ntl_jax.losses.run_sums import from_first, run_sums
 from ntl_jax.number_grammar import find_numbers
 from tests.losses.number_text import VOCAB, encode
 

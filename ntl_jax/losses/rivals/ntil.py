@@ -12,8 +12,9 @@ from ntl_jax.losses.number_softmax import number_probabilities
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import NumberTargets, number_targets, token_weights
 from ntl_jax.losses.reduction import Reduction
+from ntl_jax.losses.run_sums import run_sums
 from ntl_jax.losses.scalars import Scalar, scalar
-from ntl_jax.losses.spans import NumberSpans, number_spans, run_sums
+from ntl_jax.losses.spans import NumberSpans, number_spans
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
 
