@@ -121,6 +121,11 @@ def test_jsonl_splits(tmp_path):
         ({"name": "gsm8k", "raw_dir": "."}, r"train\.jsonl: no such file, nor"),
         ({"name": "mathematics", "raw_dir": "."}, r"multiple\.txt: no such file, nor"),
         ({"name": "mathematics", "modules": ()}, "at least one module"),
+        (
+            {"name": "gsm8k", "train_split": "dev"},
+            "train_split is for rjokes, not gsm8k",
+        ),
+        ({"validation_fraction": 0.1}, "is for gsm8k, jsonl, tsv, not arithmetic"),
     ],
 )
 def test_errors_name_the_remedy(options, message):

@@ -18,8 +18,14 @@ from train.data.three_digits import three_digit_products
 
 _ARITHMETIC_TRAIN = 100_000
 _ARITHMETIC_EVAL = 1_000
-_PAPER_FORMS = ("gsm8k", "multirc", "three_digits")
-_MATHEMATICS_ONLY = ("subset", "generate")
+_ONLY_FOR = {
+    "subset": ("mathematics",),
+    "generate": ("mathematics",),
+    "train_split": ("rjokes",),
+    "paper_form": ("gsm8k", "multirc", "three_digits"),
+    "validation_fraction": ("gsm8k", "jsonl", "tsv"),
+}
+"""Fields that would do nothing elsewhere, though a run would look as if they had."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,11 +85,10 @@ def load_splits(data: DataConfig) -> Splits:
         size = getattr(data, name)
         if size is not None and size < 1:
             raise DataError(f"{name} must be at least 1 or None, got {size}")
-    if data.paper_form and data.name not in _PAPER_FORMS:
-        raise DataError(f"paper_form is for {', '.join(_PAPER_FORMS)}, not {data.name}")
-    for name in _MATHEMATICS_ONLY:
-        if getattr(data, name) and data.name != "mathematics":
-            raise DataError(f"{name} is for mathematics, not {data.name}")
+    defaults = DataConfig()
+    for field, names in _ONLY_FOR.items():
+        if getattr(data, field) != getattr(defaults, field) and data.name not in names:
+            raise DataError(f"{field} is for {', '.join(names)}, not {data.name}")
     return loaders[data.name](data)
 
 
