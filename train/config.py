@@ -163,6 +163,11 @@ class TrainConfig:
     """How numbers are written. places: digits that name their decimal place, which a T5
     reads with number encodings (the Regression Transformer); each counts as its digit,
     whatever number_policy says."""
+    head: Literal["lm", "regression"] = "lm"
+    """What answers. regression: a T5 with a regression head, which learns the last
+    number of each answer by squared error, and writes no text; --loss has no part."""
+    value_scale: Literal["none", "log1p"] = "none"
+    """regression: what numbers go through before the head learns them."""
     allow_low_coverage: bool = False
     """Train although under half of the digits in the answers land on number tokens."""
     init_from: str | None = None
@@ -206,6 +211,7 @@ class TrainConfig:
             f"every loss term is None ({', '.join(terms)}): set one, e.g. --loss.ce 1.",
         )
         self._validate_ranges()
+        self._validate_head()
         _check(
             self.number_tokens == "digits" or isinstance(self.model, T5Config),
             "--number-tokens places is a T5's: take one, or --number-tokens digits.",
@@ -250,6 +256,17 @@ class TrainConfig:
             f"--loss.{' and --loss.'.join(by_row)} looks at rows as whole answers, "
             "which packed rows are not: leave out --data.packing.",
         )
+
+    def _validate_head(self) -> None:
+        if self.head == "lm":
+            return
+        for fits, what in (
+            (isinstance(self.model, T5Config), "a model that is no T5"),
+            (self.number_tokens == "digits", "--number-tokens places"),
+            (not self.data.packing, "--data.packing"),
+            (not self.cross_entropy_baseline, "--cross-entropy-baseline"),
+        ):
+            _check(fits, f"--head regression does not go with {what}: leave one out.")
 
     def _validate_ranges(self) -> None:
         """Every number of the data, the loss and the optimizer; NaN is in no range."""

@@ -13,10 +13,13 @@ import numpy as np
 
 from ntl_jax.generate import generate
 from ntl_jax.metrics import NumberTokenScores, number_token_scores
+from ntl_jax.models import T5RegressionConfig
 from ntl_jax.sharding import batch_sharding
 from ntl_jax.tokenization.hugging_face import Tokenizer
+from ntl_jax.value_scales import ValueScale
 from train.data import Row, TokenizedDataset, eval_batches
 from train.data.transforms import IGNORE_INDEX
+from train.regression import written
 from train.scores import Answers, answer_metrics, answer_tables, plain
 from train.state import Params, Task
 from train.step import Batch, EvalOutputs, eval_step, evaluation_objective
@@ -71,9 +74,10 @@ class Evaluator:
         labels: list[list[int]] = []
         for host_batch in eval_batches(dataset, batch_size=config.batch_size):
             batch = jax.device_put(host_batch, sharding)
-            collected.add(self._eval_step(params, batch))
+            outputs = self._eval_step(params, batch)
+            collected.add(outputs)
             real = int(host_batch["weights"].sum())
-            tokens += self._answer(params, batch)[:real]
+            tokens += self._answer(params, batch, outputs)[:real]
             labels += [
                 row[row != IGNORE_INDEX].tolist() for row in host_batch["labels"][:real]
             ]
@@ -88,9 +92,15 @@ class Evaluator:
             metrics |= {name: getattr(numbers, field) for name, field in _SURE.items()}
         return SetResult(metrics, predictions, numbers, self._task.vocab.values)
 
-    def _answer(self, params: Params, batch: Batch) -> list[list[int]]:
-        """The generated ids of every row, without what follows end-of-sequence."""
+    def _answer(
+        self, params: Params, batch: Batch, outputs: EvalOutputs
+    ) -> list[list[int]]:
+        """The ids of every row's answer, without what follows end-of-sequence."""
         task, config = self._task, self._task.config.evaluation
+        if outputs.predictions is not None:
+            scale = ValueScale(task.config.value_scale)
+            texts = written(np.asarray(outputs.predictions), scale)
+            return self._tokenizer.encode_batch(texts)
         generated = generate(
             task.model,
             params,
@@ -109,8 +119,11 @@ class Evaluator:
 
     def _losses(self, collected: "_Collected") -> dict[str, float]:
         terms = jax.device_get(collected.terms)
-        objective = evaluation_objective(self._task.objective)
-        losses = {"loss": float(objective.total(terms))}
+        if isinstance(self._task.model, T5RegressionConfig):
+            losses = {"loss": float(terms["squared_error"].mean)}
+        else:
+            objective = evaluation_objective(self._task.objective)
+            losses = {"loss": float(objective.total(terms))}
         return losses | {name: float(term.mean) for name, term in terms.items()}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from ntl_jax import NumberVocab
-from ntl_jax.models import Config
+from ntl_jax.models import Config, T5RegressionConfig
 from ntl_jax.number_grammar import find_numbers, last_number
 from ntl_jax.number_vocab import Policy
 from ntl_jax.tokenization import (
@@ -15,6 +15,7 @@ from ntl_jax.tokenization import (
     load_tokenizer,
     read_place_digit,
 )
+from ntl_jax.value_scales import ValueScale
 from train.config import NUMBER_TERMS, ConfigError, TrainConfig
 from train.data import (
     Buckets,
@@ -29,6 +30,7 @@ from train.data import (
     tokenize_rows,
 )
 from train.model import is_decoder_only
+from train.regression import with_numbers
 
 logger = logging.getLogger("train")
 
@@ -161,6 +163,8 @@ def tokenized(
         separator=config.data.separator if is_decoder_only(model) else None,
     )
     _check_length(dataset, config, model)
+    if isinstance(model, T5RegressionConfig):
+        return with_numbers(dataset, rows, ValueScale(config.value_scale))
     return dataset
 
 
@@ -223,7 +227,7 @@ def make_vocab(config: TrainConfig, model: Config, inputs: Inputs) -> NumberVoca
     answers = [row["answer"] for row in inputs.splits.train[:COVERAGE_ROWS]]
     coverage = vocab.coverage(inputs.tokenizer, answers)
     logger.info("%.1f%% of the digits in the answers are number tokens", 100 * coverage)
-    has_number_loss = any(
+    has_number_loss = not isinstance(model, T5RegressionConfig) and any(
         getattr(config.loss, term) is not None for term in NUMBER_TERMS
     )
     if (

@@ -23,7 +23,7 @@ from train.inputs import (
     open_tokenizer,
     tokenizer_name,
 )
-from train.model import model_dict, model_of_dict, with_tokenizer
+from train.model import model_dict, model_of_dict, with_head, with_tokenizer
 from train.pretrained import check_model, fit_vocabulary, pretrained_params
 from train.progress import IntervalLog, StopSignal
 from train.rundir import (
@@ -89,7 +89,7 @@ def run(config: TrainConfig, run_dir: pathlib.Path) -> RunResult:
         grow = config.init_from is not None or config.number_tokens == "places"
         tensor = sizes["tensor"]
         model = fit_vocabulary(config.model, len(tokenizer), tensor, grow=grow)
-        model = with_tokenizer(model, tokenizer)
+        model = with_head(with_tokenizer(model, tokenizer), config.head)
     inputs = load_inputs(config, model, tokenizer)
     vocab = make_vocab(config, model, inputs)
     task = make_task(config, model, vocab, mesh)

@@ -14,6 +14,7 @@ from ntl_jax.models import (
     Params,
     RegressionTransformerConfig,
     T5Config,
+    T5RegressionConfig,
     bind,
     shift_right,
 )
@@ -22,7 +23,13 @@ from train.config import ConfigError
 
 _CONFIGS: dict[str, type[Config]] = {
     config.__name__: config
-    for config in (GPT2Config, GraniteConfig, RegressionTransformerConfig, T5Config)
+    for config in (
+        GPT2Config,
+        GraniteConfig,
+        RegressionTransformerConfig,
+        T5Config,
+        T5RegressionConfig,
+    )
 }
 DROPOUT_RATES = (
     "dropout_rate",
@@ -52,6 +59,15 @@ def with_tokenizer(model: Config, tokenizer: Tokenizer) -> Config:
         raise ConfigError(f"a {type(model).__name__} has no number encodings.")
     first = tokenizer.first_number_id
     return RegressionTransformerConfig.from_t5(model, first_number_id=first)
+
+
+def with_head(model: Config, head: str) -> Config:
+    """The model with the head that the run asks for."""
+    if head == "lm" or isinstance(model, T5RegressionConfig):
+        return model
+    if not isinstance(model, T5Config):
+        raise ConfigError(f"a {type(model).__name__} has no regression head.")
+    return T5RegressionConfig.from_t5(model)
 
 
 def model_dict(model: Config) -> dict[str, Any]:

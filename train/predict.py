@@ -11,12 +11,14 @@ from ntl_jax import NumberVocab
 from ntl_jax.generate import greedy
 from ntl_jax.hf import save_checkpoint
 from ntl_jax.losses import stats_from_logits
-from ntl_jax.models import Config, init_params
+from ntl_jax.models import Config, T5RegressionConfig, bind, init_params
 from ntl_jax.tokenization import Tokenizer
+from ntl_jax.value_scales import Kind, ValueScale
 from train.checkpoint import Checkpointer
 from train.config import ConfigError
 from train.inputs import number_vocab, open_tokenizer
 from train.model import answer_logits, is_decoder_only, model_of_dict
+from train.regression import written
 from train.rundir import CONFIG_FILE, make_folder, read_config, trained_runs
 from train.state import Params
 
@@ -42,6 +44,7 @@ class TrainedModel:
     max_source_length: int
     max_new_tokens: int
     separator: str
+    value_scale: Kind = "none"
 
     def encode(self, question: str) -> list[int]:
         """The ids that the model answers."""
@@ -85,6 +88,7 @@ def load_run(run_dir: pathlib.Path) -> TrainedModel:
         max_source_length=config["data"]["max_source_length"],
         max_new_tokens=config["evaluation"]["max_new_tokens"],
         separator=config["data"].get("separator", ""),
+        value_scale=config.get("value_scale", "none"),
     )
 
 
@@ -111,6 +115,9 @@ def answer_report(trained: TrainedModel, question: str) -> str:
             "it."
         )
     ids = jnp.asarray([encoded], jnp.int32)  # [1, S]
+    if isinstance(trained.model, T5RegressionConfig):
+        number = bind(trained.model, trained.params)(ids)
+        return written(np.asarray(number), ValueScale(trained.value_scale))[0]
     tokens = greedy(
         trained.model, trained.params, ids, max_new_tokens=trained.max_new_tokens
     )

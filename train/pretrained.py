@@ -4,8 +4,16 @@ import dataclasses
 import logging
 import math
 
-from ntl_jax.hf import load_config, load_params
-from ntl_jax.models import Config, GPT2Config, GraniteConfig
+import jax
+
+from ntl_jax.hf import load_checkpoint, load_config, load_params
+from ntl_jax.models import (
+    Config,
+    GPT2Config,
+    GraniteConfig,
+    T5RegressionConfig,
+    regression_from_t5,
+)
 from train.config import ConfigError, TrainConfig
 from train.model import DROPOUT_RATES
 from train.state import Params, Task, state_shardings
@@ -141,6 +149,8 @@ def pretrained_params(task: Task) -> Params | None:
     if source is None:
         return None
     try:
+        if isinstance(task.model, T5RegressionConfig):
+            return _under_a_head(source, task.model, task.config.seed)
         return load_params(
             source,
             task.model,
@@ -149,3 +159,13 @@ def pretrained_params(task: Task) -> Params | None:
         )
     except (ValueError, OSError) as error:
         raise ConfigError(f"--init-from {source}: {error}") from error
+
+
+def _under_a_head(source: str, model: T5RegressionConfig, seed: int) -> Params:
+    """A checkpoint's weights with its own regression head or, of a T5, a fresh one."""
+    body, params = load_checkpoint(
+        source, vocab_size=model.vocab_size, new_tokens="mean"
+    )
+    if isinstance(body, T5RegressionConfig):
+        return params
+    return regression_from_t5(body, params, jax.random.key(seed))[1]

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import optax
 
 from ntl_jax.losses import Objective, Term, stats_from_logits
-from ntl_jax.models import Config, GraniteConfig
+from ntl_jax.models import Config, GraniteConfig, T5RegressionConfig
 from train.model import answer_logits, label_segments
 from train.optimizer import learning_rate_schedule
+from train.regression import number_terms
 from train.state import Params, Task, TrainState, state_shardings
 
 Batch = dict[str, jax.Array]
@@ -33,6 +34,9 @@ def loss_and_grads(
     """
 
     def loss_fn(params: Params) -> tuple[jax.Array, dict[str, Term]]:
+        if isinstance(task.model, T5RegressionConfig):
+            _, terms = number_terms(task.model, params, batch, dropout_key)
+            return terms["squared_error"].mean, terms
         logits, labels, router_loss = answer_logits(
             task.model, params, batch, dropout_key
         )
@@ -105,6 +109,7 @@ class EvalOutputs:
     terms: dict[str, Term]  # sums and counts: add them up, divide once
     number_logits: jax.Array  # f32 [B, T, K]; K = 0 beyond MAX_DISTRIBUTION
     number_rows: jax.Array  # i32 [B, T]: row of the label's token, -1 if no number
+    predictions: jax.Array | None = None  # f32 [B], of a regression head
 
 
 def evaluation_objective(objective: Objective) -> Objective:
@@ -115,6 +120,11 @@ def evaluation_objective(objective: Objective) -> Objective:
 
 def eval_step(params: Params, batch: Batch, task: Task) -> EvalOutputs:
     """Teacher-forced sums of every loss term of one batch, and its number logits."""
+    if isinstance(task.model, T5RegressionConfig):
+        predictions, terms = number_terms(task.model, params, batch)
+        none = jnp.full((len(predictions), 1), -1, jnp.int32)
+        empty = jnp.zeros((*none.shape, 0), jnp.float32)
+        return EvalOutputs(terms, empty, none, predictions)
     vocab = task.vocab
     logits, labels, _ = answer_logits(task.model, params, batch)
     stats = stats_from_logits(logits, labels, vocab)
