@@ -1,17 +1,16 @@
 """GPT-2's sizes and options, with one classmethod a released size."""
 
 import dataclasses
-import logging
+
+from ntl_jax.models.vocabulary import PaddedVocabulary
 
 ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu")
 _SIZES = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")
 _RATES = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
-logger = logging.getLogger(__name__)
-
 
 @dataclasses.dataclass(frozen=True)
-class GPT2Config:
+class GPT2Config(PaddedVocabulary):
     """Sizes and options of a GPT-2; field names as in Hugging Face's config.json."""
 
     vocab_size: int = 50257
@@ -46,11 +45,7 @@ class GPT2Config:
             )
         if self.n_inner is not None and self.n_inner < 1:
             raise ValueError(f"n_inner is {self.n_inner}; give None for 4 * n_embd")
-        if self.vocab_rows is not None and self.vocab_rows < self.vocab_size:
-            raise ValueError(
-                f"vocab_rows is {self.vocab_rows}, fewer than the {self.vocab_size} "
-                "tokens of vocab_size; it may only add rows"
-            )
+        self.check_rows()
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype is {self.dtype!r}; choose 'float32' or 'bfloat16'")
         if self.activation_function not in ACTIVATIONS:
@@ -68,36 +63,9 @@ class GPT2Config:
         return 4 * self.n_embd if self.n_inner is None else self.n_inner
 
     @property
-    def rows(self) -> int:
-        """Rows of the token table, padding included."""
-        return self.vocab_size if self.vocab_rows is None else self.vocab_rows
-
-    @property
-    def padding_parameters(self) -> int:
-        """How many numbers of the parameter tree are vocabulary padding."""
-        tables = 1 if self.tie_word_embeddings else 2
-        return tables * (self.rows - self.vocab_size) * self.n_embd
-
-    def pad_vocab(self, multiple: int = 128) -> "GPT2Config":
-        """The config with rows added until `multiple` divides their number.
-
-        GPT-2's 50257 columns are an odd number: no mesh axis divides it, and GPUs
-        multiply such matrices slowly. The rows that are added hold zeros. Logits of
-        their columns are -1e30, losses mask them by `NumberVocab.vocab_size`, files
-        are written without them.
-
-        Args:
-            multiple: 128 suits GPUs and TPUs; the `tensor` axis must divide it.
-
-        Returns:
-            The config with `vocab_rows` set; the log says how many rows were added.
-
-        >>> GPT2Config.small().pad_vocab().vocab_rows
-        50304
-        """
-        rows = -(-self.vocab_size // multiple) * multiple
-        logger.info("vocabulary padded from %d to %d rows", self.vocab_size, rows)
-        return dataclasses.replace(self, vocab_rows=rows)
+    def width(self) -> int:
+        """Width of the hidden states."""
+        return self.n_embd
 
     @classmethod
     def small(cls, **changes) -> "GPT2Config":

@@ -1,7 +1,8 @@
 """Granite's sizes and options, dense and mixture of experts."""
 
 import dataclasses
-import logging
+
+from ntl_jax.models.vocabulary import PaddedVocabulary
 
 _SIZES = (
     "vocab_size",
@@ -22,11 +23,9 @@ _FACTORS = (
     "initializer_range",
 )
 
-logger = logging.getLogger(__name__)
-
 
 @dataclasses.dataclass(frozen=True)
-class GraniteConfig:
+class GraniteConfig(PaddedVocabulary):
     """Sizes and options of a Granite; field names as in Hugging Face's config.json.
 
     With `num_local_experts` every feed-forward layer is a mixture of so many experts,
@@ -73,11 +72,7 @@ class GraniteConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
         self._check_heads()
         self._check_experts()
-        if self.vocab_rows is not None and self.vocab_rows < self.vocab_size:
-            raise ValueError(
-                f"vocab_rows is {self.vocab_rows}, fewer than the {self.vocab_size} "
-                "tokens of vocab_size; it may only add rows"
-            )
+        self.check_rows()
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype is {self.dtype!r}; choose 'float32' or 'bfloat16'")
         if not 0.0 <= self.attention_dropout < 1.0:
@@ -114,36 +109,9 @@ class GraniteConfig:
         return self.hidden_size // self.num_attention_heads
 
     @property
-    def rows(self) -> int:
-        """Rows of the token table, padding included."""
-        return self.vocab_size if self.vocab_rows is None else self.vocab_rows
-
-    @property
-    def padding_parameters(self) -> int:
-        """How many numbers of the parameter tree are vocabulary padding."""
-        tables = 1 if self.tie_word_embeddings else 2
-        return tables * (self.rows - self.vocab_size) * self.hidden_size
-
-    def pad_vocab(self, multiple: int = 128) -> "GraniteConfig":
-        """The config with rows added until `multiple` divides their number.
-
-        No mesh axis divides an odd number of columns such as 49155, and GPUs multiply
-        such matrices slowly. The rows that are added hold zeros. Logits of their
-        columns are -1e30, losses mask them by `NumberVocab.vocab_size`, files are
-        written without them.
-
-        Args:
-            multiple: 128 suits GPUs and TPUs; the `tensor` axis must divide it.
-
-        Returns:
-            The config with `vocab_rows` set; the log says how many rows there are.
-
-        >>> GraniteConfig.granite_3_2_2b().pad_vocab().vocab_rows
-        49280
-        """
-        rows = -(-self.vocab_size // multiple) * multiple
-        logger.info("vocabulary padded from %d to %d rows", self.vocab_size, rows)
-        return dataclasses.replace(self, vocab_rows=rows)
+    def width(self) -> int:
+        """Width of the hidden states."""
+        return self.hidden_size
 
     @classmethod
     def granite_3_2_2b(cls, **changes) -> "GraniteConfig":
