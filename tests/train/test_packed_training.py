@@ -1,7 +1,9 @@
 """Packed rows train as rows of their own do, in every family and loss."""
 
+import contextlib
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import chex
@@ -13,12 +15,12 @@ from ntl_jax.models import GPT2Config, GraniteConfig, init_params
 from ntl_jax.sharding import batch_sharding, make_mesh
 from tests.train.helpers import SHALLOW, changed
 from train.config import ConfigError, LossConfig
-from train.data import pack, tokenize_rows
+from train.data import pack, tokenize_rows, train_batches
 from train.data.transforms import Ragged
 from train.inputs import load_inputs, make_vocab
 from train.model import answer_logits, is_decoder_only
-from train.state import make_task
-from train.step import loss_and_grads
+from train.state import init_state, make_task
+from train.step import compile_train_step, loss_and_grads
 
 TOKENS: dict[str, Any] = {
     "vocab_size": 512,
@@ -213,6 +215,25 @@ def test_packed_rows_give_the_same_gradients_on_eight_devices(family):
         placed = jax.device_put(batch, batch_sharding(mesh))
         sharded = jax.jit(step)(of.params, placed)
     assert_same(sharded, of.grads(of.params, batch))
+
+
+@pytest.mark.slow
+def test_a_step_is_compiled_once_a_bucket():
+    config = changed(SHALLOW, data__max_operand=9999, data__buckets=2)
+    config = changed(config, data__max_source_length=32, data__batch_size=4)
+    inputs = load_inputs(config, config.model)
+    assert inputs.buckets is not None and len(inputs.buckets.lengths) == 2
+    mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
+    vocab = make_vocab(config, config.model, inputs)
+    task = make_task(config, config.model, vocab, mesh)
+    step, state, shapes = compile_train_step(task), init_state(task), set()
+    batches = train_batches(inputs.train, batch_size=4, seed=0, buckets=inputs.buckets)
+    with contextlib.closing(batches):
+        for batch in itertools.islice(batches, 30):
+            state, metrics = step(state, jax.device_put(batch, batch_sharding(mesh)))
+            shapes.add(batch["input_ids"].shape + batch["labels"].shape)
+            assert np.isfinite(metrics["loss"])
+    assert len(shapes) == step._cache_size() == 2
 
 
 @pytest.mark.parametrize("term", ["ntil", "raft"])
