@@ -19,6 +19,7 @@ import numpy as np
 
 from ntl_jax.hf import read_any, save_checkpoint
 from ntl_jax.hf.compare import TOLERANCE, differences
+from ntl_jax.hf.files import resolve_folder
 from ntl_jax.hf.native import is_native, write_native
 from ntl_jax.models import count_parameters
 
@@ -44,7 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
         folder = getattr(options, "folder", None)
         if folder is not None:
             _refuse_to_overwrite(Path(folder))
-        config, params = read_any(source)
+        given = Path(source) if is_native(source) else resolve_folder(source)
+        config, params = read_any(given)
         print(f"{source}: {count_parameters(params, config):,} parameters")
         print(config)
         if options.command == "check":
@@ -52,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         if folder is not None:
             write = save_checkpoint if options.command == "export" else write_native
             write(folder, config, params)
-            copied = _copy_tokenizer(Path(source), Path(folder))
+            copied = _copy_tokenizer(given, Path(folder))
             print(f"written to {folder}", *(["with its tokenizer"] if copied else []))
     except (ImportError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -76,6 +76,8 @@ def test_native_folders_restore_onto_a_mesh(tmp_path):
     for path, leaf in flatten(spread).items():
         assert leaf.sharding == flatten(shardings)[path]
         np.testing.assert_array_equal(leaf, flatten(params)[path])
+    with pytest.raises(ValueError, match="already exists"):
+        write_native(tmp_path / "native", config, params)
 
 
 def test_native_folders_of_another_model_or_version_are_refused(tmp_path):
@@ -108,3 +110,16 @@ def test_check_says_what_it_cannot_compare(folder, tmp_path, capsys):
     command_line.main(["import", str(folder), str(tmp_path / "native")])
     assert command_line.main(["check", str(tmp_path / "native")]) == 2
     assert "first: PyTorch cannot read it" in capsys.readouterr().err
+
+
+def test_a_hub_repositorys_tokenizer_goes_along(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    written(MODELS["gpt2"], tmp_path / "cache")
+    (tmp_path / "cache" / "tokenizer.json").write_text("{}")
+    cache = str(tmp_path / "cache")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: cache)
+    out = tmp_path / "out"
+    assert command_line.main(["export", "some/model", str(out)]) == 0
+    assert (out / "tokenizer.json").read_text() == "{}"
+    assert load_checkpoint(out)[0] == load_checkpoint(cache)[0]
