@@ -10,6 +10,10 @@ from ntl_jax.tokenization.hugging_face import (
 from ntl_jax.tokenization.hugging_face import Tokenizer as Tokenizer
 from ntl_jax.tokenization.hugging_face import from_transformers as from_transformers
 from ntl_jax.tokenization.loading import load_tokenizer as load_tokenizer
+from ntl_jax.tokenization.masked_numbers import MaskedBatch as MaskedBatch
+from ntl_jax.tokenization.masked_numbers import MaskedRow as MaskedRow
+from ntl_jax.tokenization.masked_numbers import mask_at_random as mask_at_random
+from ntl_jax.tokenization.masked_numbers import mask_last_number as mask_last_number
 from ntl_jax.tokenization.pieces import NumberCounts as NumberCounts
 from ntl_jax.tokenization.regression_transformer import (
     RegressionTransformerTokenizer as RegressionTransformerTokenizer,

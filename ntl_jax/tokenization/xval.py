@@ -12,7 +12,8 @@ from ntl_jax.token_kinds import bare
 from ntl_jax.tokenization.digits import DigitTokenizer
 from ntl_jax.tokenization.pieces import DIGITS, NumberCounts, Pieces
 
-NUM = "[NUM]"
+NUM, MASK = "[NUM]", "[MASK]"
+_BLANK = "<extra_id_0>"  # T5's own token for what is to be filled in
 _SMALLEST = float(np.finfo(np.float32).tiny)
 _TOO_LARGE = (2 - 2.0**-24) * 2.0**127  # from here on float32 rounds to infinity
 _MINUS = ("-", "\u2212")
@@ -43,6 +44,8 @@ class XvalTokenizer:
 
     Attributes:
         num_id: the id of [NUM], which follows the base's.
+        mask_id: the id of what stands for a blank: the base's <extra_id_0> or, where it
+            has none, one more token, [MASK].
 
     Example:
         >>> from ntl_jax.tokenization import builtin_tokenizer
@@ -63,6 +66,7 @@ class XvalTokenizer:
         self.pad_token_id = self._base.pad_token_id
         self.eos_token_id = self._base.eos_token_id
         self.num_id = self._pieces.end
+        self.mask_id = self._base.get_vocab().get(_BLANK, self.num_id + 1)
 
     def encode_numbers(self, text: str) -> NumberedIds:
         """Ids and values of one text, the end-of-sequence token last."""
@@ -136,19 +140,21 @@ class XvalTokenizer:
         return self.encode_numbers(text).ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of the ids without their numbers."""
-        return self._base.decode(i for i in ids if i != self.num_id)
+        """Text of the ids without their numbers and blanks."""
+        return self._base.decode(i for i in ids if i < self.num_id)
 
     def get_vocab(self) -> dict[str, int]:
-        """Every token with its id: the base's and [NUM]."""
-        return self._base.get_vocab() | {NUM: self.num_id}
+        """Every token with its id: the base's, [NUM] and, where it is new, [MASK]."""
+        new = [NUM, MASK][: len(self) - self.num_id]
+        numbered = enumerate(new, start=self.num_id)
+        return self._base.get_vocab() | {token: i for i, token in numbered}
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes the base tokenizer; [NUM] is added where it is loaded."""
         self._base.save(folder)
 
     def __len__(self) -> int:
-        return self.num_id + 1
+        return max(self.num_id, self.mask_id) + 1
 
 
 def _is_normal(number: Number, magnitude: float) -> bool:

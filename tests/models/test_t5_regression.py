@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ntl_jax.generate import greedy
 from ntl_jax.hf import t5_regression
 from ntl_jax.hf.mapping import flatten, read_params
 from ntl_jax.models import (
@@ -231,3 +232,9 @@ def test_on_a_mesh_values_and_gradients_stay_the_same():
 def test_dropout_outside_its_range_is_refused():
     with pytest.raises(ValueError, match=r"classifier_dropout is 1\.0"):
         T5RegressionConfig(classifier_dropout=1.0)
+
+
+def test_generation_is_refused():
+    params, data = init_params(CONFIG, jax.random.key(0)), questions()
+    with pytest.raises(TypeError, match="T5RegressionConfig predicts numbers"):
+        greedy(CONFIG, params, data["input_ids"], max_new_tokens=2)

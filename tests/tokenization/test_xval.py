@@ -59,6 +59,10 @@ def test_values_and_texts(text, values, decoded):
 def test_t5_keeps_its_spaces_and_signs(t5):
     assert t5.num_id == 32100
     assert len(t5) == 32101
+    assert t5.mask_id == t5.get_vocab()["<extra_id_0>"] == 32099
+    assert len(BUILTIN) == BUILTIN.mask_id + 1 == 514
+    assert BUILTIN.get_vocab()["[MASK]"] == 513
+    assert BUILTIN.get_vocab()["[NUM]"] == 512
     text = "Let x = -12.5 and (7.25), 1,000."
     ids, values = t5.encode_numbers(text)
     assert numbers(text, t5) == [-12.5, 7.25, 1000]
