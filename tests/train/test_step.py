@@ -68,7 +68,10 @@ def test_the_state_keeps_its_shardings_through_steps(optimizer):
     assert any(not leaf.sharding.is_fully_replicated for leaf in leaves)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer",  # what Adafactor keeps otherwise, the test of its shardings sees
+    ["adamw", pytest.param("adafactor", marks=pytest.mark.slow)],
+)
 def test_steps_on_eight_devices_equal_steps_on_one(optimizer):
     ours, theirs = trained(optimizer), trained(optimizer, devices=1)
     for row, other in zip(ours.metrics, theirs.metrics, strict=True):
