@@ -7,7 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32, PyTree
 
-from ntl_jax.models import Params, bind
+from ntl_jax.models import (
+    NumformerConfig,
+    Params,
+    T5RegressionConfig,
+    XvalConfig,
+    bind,
+)
 from ntl_jax.models.layers import einsum_float32
 from ntl_jax.models.t5 import T5
 from ntl_jax.models.t5_decoding import T5Steps
@@ -50,6 +56,11 @@ class Decoder:
         length: int,
         beams: int = 1,
     ):
+        if isinstance(config, NumformerConfig | T5RegressionConfig | XvalConfig):
+            raise TypeError(
+                f"a {type(config).__name__} predicts numbers and writes no text; call "
+                "the model itself, bind(config, params)(...)"
+            )
         input_ids = jnp.asarray(input_ids)
         if attention_mask is not None:
             attention_mask = jnp.asarray(attention_mask)
