@@ -4,6 +4,7 @@ python -m train list                         presets, one line each
 python -m train PRESET --help                every field of a preset
 python -m train describe PRESET [--field value ...]   its data: rows, lengths, padding
 python -m train PRESET --steps 100           train, evaluate, write runs/PRESET
+python -m train aot PRESET --topology v5e:4x4   compile it for devices not here: memory
 python -m train predict RUN "What is 1 plus 2?"
 python -m train export RUN FOLDER            write a Hugging Face checkpoint
 python -m train evaluate RUN [--evaluation.beams 4 ...]   evaluate it anew
@@ -19,6 +20,7 @@ import tyro
 from absl import flags
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from train.aot import compile_ahead, render
 from train.compare import run_comparison
 from train.config import ConfigError, TrainConfig
 from train.data import DataError
@@ -71,6 +73,8 @@ def _run(command: str, rest: list[str]) -> int:
             list_presets()
         case "describe", [preset, *overrides] if not preset.startswith("-"):
             print(describe(parse_config(preset, overrides, "describe")))
+        case "aot", [preset, *overrides] if not preset.startswith("-"):
+            return compile_for(preset, overrides)
         case "predict", [run_dir, question]:
             print(predict(pathlib.Path(run_dir), question))
         case "export", [run_dir, folder]:
@@ -79,7 +83,18 @@ def _run(command: str, rest: list[str]) -> int:
             print(evaluate(pathlib.Path(run_dir), flags_))
         case "report", [folder, *paths] if paths:
             print(report(named_runs(paths), pathlib.Path(folder)))
-        case (("list" | "describe" | "predict" | "evaluate" | "report" | "export"), _):
+        case (
+            (
+                "list"
+                | "describe"
+                | "aot"
+                | "predict"
+                | "evaluate"
+                | "report"
+                | "export"
+            ),
+            _,
+        ):
             raise ConfigError(f"{command} takes other arguments:\n{__doc__}")
         case _:
             train(command, rest)
@@ -138,6 +153,25 @@ def train(preset: str, overrides: list[str]) -> None:
         print(f"{name}: {brief(evaluated.metrics)}")
     if result.results:
         print(scores_of_run(run_dir))
+
+
+def compile_for(preset: str, overrides: list[str]) -> int:
+    """Compiles a preset's step for `--topology`; status 1 where it does not fit."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--topology")
+    known, rest = parser.parse_known_args(overrides)
+    config = parse_config(preset, rest, "aot")  # --help ends here
+    if known.topology is None:
+        raise ConfigError("aot needs --topology: v5e:4x4, v4:2x2x4, local, ...")
+    report = compile_ahead(config, known.topology)
+    print(render(report))
+    if report.fits:
+        return 0
+    print(
+        f"error: it takes more than a device's {report.memory_gib} GiB.",
+        file=sys.stderr,
+    )
+    return 1
 
 
 def named_checkpoint(overrides: list[str]) -> str | None:

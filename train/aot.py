@@ -1,0 +1,238 @@
+"""Compiles a preset's train step for devices that are not here, and says what it takes.
+
+`python -m train aot PRESET --topology v5e:4x4`: libtpu compiles for TPUs on any
+machine, and knows their memory. `--topology local` takes the devices that are here.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import math
+import os
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+
+from ntl_jax import NumberVocab
+from ntl_jax.models import count_parameters
+from ntl_jax.sharding import batch_sharding, make_mesh
+from train.chips import CHIPS, Chip
+from train.config import ConfigError, TrainConfig, mesh_shape
+from train.matmul_flops import matmul_flops
+from train.model import is_decoder_only
+from train.pretrained import fit_vocabulary
+from train.program_costs import Costs, costs_of
+from train.state import Task, abstract_state, make_task
+from train.step import compile_train_step
+
+# What libtpu asks a machine for that is no TPU: (accelerator type, cores that its
+# number counts a chip, the configuration that makes one device of a chip).
+_GENERATIONS = {
+    "v4": ("v4", 2, "megacore"),
+    "v5e": ("v5litepod", 1, None),
+    "v5p": ("v5p", 2, None),
+    "v6e": ("v6e", 1, None),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class AotReport:
+    """What a compiled train step takes, a device and a step.
+
+    Attributes:
+        device: what it was compiled for.
+        mesh: devices of each axis.
+        parameters: of the model, over all devices.
+        arguments: bytes of state and batch.
+        temporaries: bytes that the step needs beside them.
+        outputs: bytes of the results that do not take the place of an argument.
+        memory: bytes that the device has; None where it is not known.
+        flops: of the matrix products, recomputed ones included.
+        costs: bytes moved, and the collectives.
+        seconds: that compiling took.
+        chip: the device's rates; None where they are not known.
+    """
+
+    device: str
+    mesh: dict[str, int]
+    parameters: int
+    arguments: int
+    temporaries: int
+    outputs: int
+    memory: float | None
+    flops: float
+    costs: Costs
+    seconds: float
+    chip: Chip | None
+
+    @property
+    def needed(self) -> int:
+        """Bytes of device memory."""
+        return self.arguments + self.temporaries + self.outputs
+
+    @property
+    def memory_gib(self) -> str:
+        """The device's memory for people."""
+        return "?" if self.memory is None else f"{self.memory / 2**30:.0f}"
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device holds it; True where its memory is not known."""
+        return self.memory is None or self.needed <= self.memory
+
+
+def compile_ahead(config: TrainConfig, topology: str) -> AotReport:
+    """Compiles the train step of a config for a topology.
+
+    The batch has the config's full lengths. Which tokens are numbers does not change
+    the program, so no tokenizer and no data are read.
+
+    Raises:
+        ConfigError: no such topology, libtpu is not installed, the mesh does not fit
+            the devices, or the program does not fit their memory.
+    """
+    devices = find_devices(topology)
+    config.validate(len(devices))
+    sizes = mesh_shape(config.mesh, len(devices))
+    mesh = make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"], devices=devices)
+    model = fit_vocabulary(
+        config.model, config.model.vocab_size, sizes["tensor"], grow=False
+    )
+    digits = {str(digit): digit + 1 for digit in range(10)} | {"<pad>": 0}
+    vocab = NumberVocab.from_mapping(digits, vocab_size=model.vocab_size)
+    task = make_task(config, model, vocab, mesh)
+    state = abstract_state(task)
+    batch = batch_shapes(task)
+    start = time.perf_counter()
+    traced = compile_train_step(task).trace(state, batch)
+    try:
+        compiled = traced.lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise ConfigError(
+            f"{config.name} does not fit {topology}, mesh {sizes}: "
+            f"{_first_line(error)}\nTake more devices, a larger --mesh.fsdp or "
+            "--mesh.tensor, --model.remat, or a smaller --data.batch-size."
+        ) from error
+    seconds = time.perf_counter() - start
+    memory, hlo = compiled.memory_analysis(), compiled.as_text()
+    if memory is None or hlo is None:
+        raise ConfigError(
+            f"the compiler of {topology} does not say what a program takes."
+        )
+    kind = devices[0].device_kind
+    chip = CHIPS.get(kind)
+    return AotReport(
+        device=f"{len(devices)} x {kind}",
+        mesh=sizes,
+        parameters=count_parameters(state.params, model),
+        arguments=memory.argument_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
+        outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        memory=chip.memory if chip else None,
+        flops=matmul_flops(traced.jaxpr.jaxpr) / len(devices),
+        costs=costs_of(hlo),
+        seconds=seconds,
+        chip=chip,
+    )
+
+
+def batch_shapes(task: Task) -> dict[str, jax.ShapeDtypeStruct]:
+    """A train batch of the config's full lengths, without values."""
+    data = task.config.data
+    rows, source, target = (
+        data.batch_size,
+        data.max_source_length,
+        data.max_target_length,
+    )
+    if is_decoder_only(task.model):
+        source = target = source + target
+    shape = functools.partial(jax.ShapeDtypeStruct, sharding=batch_sharding(task.mesh))
+    return {
+        "input_ids": shape((rows, source), jnp.int32),
+        "attention_mask": shape((rows, source), jnp.bool_),
+        "labels": shape((rows, target), jnp.int32),
+    }
+
+
+def find_devices(topology: str) -> list[Any]:
+    """The devices of a TPU topology such as v5e:4x4, or those that are here."""
+    if topology == "local":
+        return jax.devices()
+    generation, _, grid = topology.partition(":")
+    if generation not in _GENERATIONS or not grid.replace("x", "").isdigit():
+        raise ConfigError(
+            f"--topology {topology}: give 'local', or one of "
+            f"{', '.join(_GENERATIONS)} with a grid of chips, such as v5e:4x4, "
+            "v4:2x2x4 or v5p:2x2x2."
+        )
+    if importlib.util.find_spec("libtpu") is None:
+        raise ConfigError(
+            f"--topology {topology} takes the TPU compiler: pip install libtpu."
+        )
+    name, cores, chip_config = _GENERATIONS[generation]
+    chips = math.prod(int(size) for size in grid.split("x"))
+    # This machine is no TPU: without these libtpu asks the network what it is.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", f"{name}-{chips * cores}")
+    jax.config.update("jax_platforms", "cpu")
+    options = {} if chip_config is None else {"chip_config_name": chip_config}
+    try:
+        described = topologies.get_topology_desc(
+            platform="tpu", topology_name=topology, **options
+        )
+    except jax.errors.JaxRuntimeError as error:
+        raise ConfigError(f"--topology {topology}: {_first_line(error)}") from error
+    return list(described.devices)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+def render(report: AotReport) -> str:
+    """The report as text."""
+    gib = 2.0**30
+    lines = [
+        f"{report.device}, mesh {report.mesh}, {report.parameters:,} parameters, "
+        f"compiled in {report.seconds:.0f} s",
+        "",
+        "a device            GiB",
+        f"  arguments    {report.arguments / gib:8.2f}",
+        f"  temporaries  {report.temporaries / gib:8.2f}",
+        f"  output       {report.outputs / gib:8.2f}",
+        f"  in all       {report.needed / gib:8.2f}",
+    ]
+    if report.memory is not None:
+        lines.append(f"  of           {report.memory / gib:8.2f}")
+    lines += ["", f"matrix products     {report.flops / 1e12:10.2f} TFLOP a step"]
+    lines += [f"device memory       {report.costs.moved / 1e9:10.1f} GB moved a step"]
+    for kind, size in sorted(report.costs.collectives.items()):
+        lines.append(
+            f"{kind:<19} {size / 1e9:10.3f} GB in {report.costs.calls[kind]:,} calls, "
+            f"the largest {report.costs.largest[kind][1]}"
+        )
+    if report.chip is not None:
+        times = step_times(report)
+        lines += [""] + [f"{what:<19} {ms:10.1f} ms" for what, ms in times.items()]
+    return "\n".join(lines)
+
+
+def step_times(report: AotReport) -> dict[str, float]:
+    """Milliseconds that each resource takes at its full rate; the largest bounds."""
+    chip = report.chip
+    if chip is None:
+        return {}
+    times = {
+        "matrix units": report.flops / chip.flops,
+        "device memory": report.costs.moved / chip.bandwidth,
+        "interconnect": sum(report.costs.collectives.values()) / chip.interconnect,
+    }
+    times["step, at least"] = max(times.values())
+    times["step, no overlap"] = sum(list(times.values())[:3])
+    return {name: 1e3 * seconds for name, seconds in times.items()}
