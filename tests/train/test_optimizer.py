@@ -1,6 +1,7 @@
 """AdamW, clipping, schedules and reduce-on-plateau against PyTorch."""
 
 import dataclasses
+import functools
 
 import chex
 import jax
@@ -90,11 +91,13 @@ def test_decaying_the_norms_would_be_seen():
 LOSSES = [3, 2, 2, 2.1, 2, 1.9999, 1.99, 1.99, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1.1, 1.1, 1.1]
 
 
+@functools.cache
 def our_scales(patience: int) -> list[float]:
     plateau = make_plateau(OptimizerConfig(plateau_patience=patience))
     state, scales = plateau.init({"p": jnp.zeros(())}), []
+    update = jax.jit(plateau.update)
     for loss in LOSSES:
-        _, state = plateau.update({}, state, value=jnp.float32(loss))
+        _, state = update({}, state, value=jnp.float32(loss))
         scales.append(float(state.scale))
     return scales
 
