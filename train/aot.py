@@ -7,6 +7,7 @@ machine, and knows their memory. `--topology local` takes the devices that are h
 import dataclasses
 import functools
 import importlib.util
+import logging
 import math
 import os
 import time
@@ -27,6 +28,8 @@ from train.pretrained import fit_vocabulary
 from train.program_costs import Costs, costs_of
 from train.state import Task, abstract_state, make_task
 from train.step import compile_train_step
+
+logger = logging.getLogger("train")
 
 # What libtpu asks a machine for that is no TPU: (accelerator type, cores that its
 # number counts a chip, the configuration that makes one device of a chip).
@@ -182,6 +185,9 @@ def find_devices(topology: str) -> list[Any]:
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", f"{name}-{chips * cores}")
     jax.config.update("jax_platforms", "cpu")
     options = {} if chip_config is None else {"chip_config_name": chip_config}
+    if os.environ.pop("XLA_FLAGS", None) is not None:
+        # It would end the process at any flag that it does not know.
+        logger.warning("XLA_FLAGS are not for the TPU compiler: LIBTPU_INIT_ARGS are.")
     try:
         described = topologies.get_topology_desc(
             platform="tpu", topology_name=topology, **options
