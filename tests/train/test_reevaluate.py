@@ -88,7 +88,9 @@ def searched(compared, tmp_path_factory):
 
 
 def test_beams_are_those_of_generate(compared, searched):
-    assert answers(searched) == answers_of_generate(compared / RUN, num_beams=4)
+    found = answers(searched)
+    assert found == answers_of_generate(compared / RUN, num_beams=4)
+    assert found != answers(compared / RUN)[:16], "four beams find what greed finds"
 
 
 def test_numbers_may_be_chosen_by_their_distribution(compared, tmp_path):
