@@ -1,0 +1,183 @@
+"""What the fields of a run must be, alone and together."""
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+from ntl_jax.models import T5Config
+from train.loss_config import NUMBER_TERMS, PER_ROW_TERMS
+
+if TYPE_CHECKING:
+    from train.config import MeshConfig, TrainConfig
+
+_NOT_NEGATIVE = (0, math.inf, True)  # low, high, whether low itself is allowed
+_POSITIVE = (0, math.inf, False)
+_AT_LEAST_1 = (1, math.inf, True)
+_SHARE = (0, 1, True)
+_RANGES = {
+    "": {"seed": _NOT_NEGATIVE},
+    "data": {
+        "seed": _NOT_NEGATIVE,
+        "digits": (1, 10, True),
+        "train_size": _AT_LEAST_1,
+        "eval_size": _AT_LEAST_1,
+        "max_source_length": _AT_LEAST_1,
+        "max_target_length": _AT_LEAST_1,
+        "packed_length": _AT_LEAST_1,
+        "buckets": (1, 65, True),
+        "validation_fraction": _SHARE,
+    },
+    "loss": dict.fromkeys(("ce", *NUMBER_TERMS, "z_loss"), _NOT_NEGATIVE)
+    | {"huber_delta": _POSITIVE, "label_smoothing": _SHARE}
+    | {"sigma": _NOT_NEGATIVE, "tau": _POSITIVE}
+    | {"squash": _AT_LEAST_1, "place_base": _POSITIVE},
+    "optimizer": {
+        "learning_rate": _POSITIVE,
+        "warmup_steps": _NOT_NEGATIVE,
+        "final_fraction": _NOT_NEGATIVE,
+        "plateau_factor": (0, 1, False),
+        "plateau_patience": _NOT_NEGATIVE,
+        "b1": _SHARE,
+        "b2": _SHARE,
+        "eps": _POSITIVE,
+        "weight_decay": _NOT_NEGATIVE,
+        "clip_norm": _POSITIVE,
+    },
+    "evaluation": dict.fromkeys(("max_new_tokens", "beams"), _AT_LEAST_1),
+}
+"""What each number may be; None is always allowed."""
+
+
+class ConfigError(ValueError):
+    """A run that cannot be what its flags say; the message is for the user."""
+
+
+def validate(config: "TrainConfig", num_devices: int) -> None:
+    """Raises ConfigError where fields contradict each other or the machine."""
+    _check(config.steps >= 1, f"--steps is {config.steps}: give at least 1.")
+    _check(config.log_every >= 1, f"--log-every is {config.log_every}: at least 1.")
+    for flag, every in (
+        ("--checkpoint-every", config.checkpoint_every),
+        ("--evaluation.every", config.evaluation.every),
+    ):
+        _check(every is None or every >= 1, f"{flag} is {every}: give 1 or more.")
+    _check(
+        config.keep_checkpoints >= 1,
+        f"--keep-checkpoints is {config.keep_checkpoints}: at least one is needed.",
+    )
+    terms = {name: getattr(config.loss, name) for name in ("ce", *NUMBER_TERMS)}
+    _check(
+        any(value is not None for value in terms.values()),
+        f"every loss term is None ({', '.join(terms)}): set one, e.g. --loss.ce 1.",
+    )
+    _check_ranges(config)
+    _check_head(config)
+    _check(
+        config.number_tokens == "digits" or isinstance(config.model, T5Config),
+        "--number-tokens places is a T5's: take one, or --number-tokens digits.",
+    )
+    _check(
+        config.evaluation.beams == 1 or config.evaluation.numbers == "argmax",
+        f"--evaluation.numbers {config.evaluation.numbers} is for greedy decoding: "
+        "leave out --evaluation.beams, or it.",
+    )
+    _check(
+        not (config.loss.reweigh and config.loss.support == "full"),
+        "--loss.reweigh needs --loss.support numbers: under full the number mass "
+        "scales the loss already.",
+    )
+    _check(
+        config.optimizer.schedule != "plateau" or config.evaluation.every is not None,
+        "--optimizer.schedule plateau follows the evaluation loss: set "
+        "--evaluation.every too.",
+    )
+    _check(
+        config.optimizer.warmup_steps < config.steps,
+        f"--optimizer.warmup-steps {config.optimizer.warmup_steps} leaves nothing of "
+        f"--steps {config.steps}.",
+    )
+    _check_packing(config)
+    _check_mesh(config, num_devices)
+
+
+def _check_packing(config: "TrainConfig") -> None:
+    _check(
+        not config.data.packing or config.data.buckets == 1,
+        "--data.packing makes all rows equally long: leave out --data.buckets.",
+    )
+    _check(
+        config.data.packing or config.data.packed_length is None,
+        f"--data.packed-length {config.data.packed_length} needs --data.packing.",
+    )
+    by_row = [name for name in PER_ROW_TERMS if getattr(config.loss, name) is not None]
+    _check(
+        not config.data.packing or not by_row,
+        f"--loss.{' and --loss.'.join(by_row)} looks at rows as whole answers, "
+        "which packed rows are not: leave out --data.packing.",
+    )
+
+
+def _check_head(config: "TrainConfig") -> None:
+    if config.head == "lm":
+        return
+    for fits, what in (
+        (isinstance(config.model, T5Config), "a model that is no T5"),
+        (config.number_tokens == "digits", "--number-tokens places"),
+        (not config.data.packing, "--data.packing"),
+        (not config.cross_entropy_baseline, "--cross-entropy-baseline"),
+    ):
+        _check(fits, f"--head regression does not go with {what}: leave one out.")
+
+
+def _check_ranges(config: "TrainConfig") -> None:
+    """Every number of the data, the loss and the optimizer; NaN is in no range."""
+    _check(
+        config.name not in ("", ".", "..") and not set(config.name) & set("/\\"),
+        f"--name {config.name!r} cannot be a folder: take a word without slashes, "
+        "and name a path with --run-dir.",
+    )
+    for section, ranges in _RANGES.items():
+        fields = config if section == "" else getattr(config, section)
+        for name, (low, high, closed) in ranges.items():
+            value = getattr(fields, name)
+            inside = value is None or (
+                (low <= value if closed else low < value) and value < high
+            )
+            flag = ".".join(filter(None, (section, name))).replace("_", "-")
+            bounds = f"{'at least' if closed else 'above'} {low:g}"
+            bounds += " and finite" if high == math.inf else f" and below {high:g}"
+            _check(inside, f"--{flag} is {value}: it must be {bounds}.")
+
+
+def _check_mesh(config: "TrainConfig", num_devices: int) -> None:
+    shape = mesh_shape(config.mesh, num_devices)
+    rows = shape["data"] * shape["fsdp"]
+    for flag, size in (
+        ("--data.batch-size", config.data.batch_size),
+        ("--evaluation.batch-size", config.evaluation.batch_size),
+    ):
+        _check(
+            size >= 1 and size % rows == 0,
+            f"{flag} {size} does not divide over data x fsdp = "
+            f"{shape['data']} x {shape['fsdp']} devices: "
+            f"take a multiple of {rows}.",
+        )
+
+
+def mesh_shape(mesh: "MeshConfig", num_devices: int) -> dict[str, int]:
+    """Axis sizes with -1 filled in. Raises ConfigError where they do not fit."""
+    shape = dataclasses.asdict(mesh)
+    free = [axis for axis, size in shape.items() if size == -1]
+    _check(len(free) <= 1, f"only one mesh axis can be -1, not {' and '.join(free)}.")
+    fixed = math.prod(size for size in shape.values() if size != -1)
+    _check(
+        fixed >= 1 and (num_devices % fixed == 0 if free else fixed == num_devices),
+        f"the mesh {shape} does not fill {num_devices} device(s): the product of the "
+        f"sizes must be {num_devices}; -1 takes what is left.",
+    )
+    return shape | {axis: num_devices // fixed for axis in free}
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
