@@ -4,13 +4,16 @@ Axes: `data` (replicas), `fsdp` (shards of parameters and optimizer state that a
 share out the batch) and `tensor` (heads, feed-forward units, vocabulary).
 """
 
+import contextlib
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
@@ -42,6 +45,105 @@ def make_mesh(
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Splits axis 0 of a batch over all data-parallel devices."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
+@contextlib.contextmanager
+def on_mesh(mesh: Mesh) -> Iterator[None]:
+    """What is traced inside knows the mesh, so that `keep_rows` lays out arrays on it.
+
+    To be entered inside the function that `jit` compiles.
+    """
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        yield
+
+
+def keep_rows(x: jax.Array, columns: bool = False) -> jax.Array:
+    """Pins a batch of activations to the layout that the batch itself has.
+
+    Left alone, the partitioner may cut hidden states along their width instead, as the
+    embedding table under `fsdp` is cut: then every device has every row, and the
+    activations are sent around in the place of the parameters.
+
+    Args:
+        x: [B, ...], rows of a batch.
+        columns: whether the last axis, one of vocabulary columns, is cut by `tensor`.
+
+    Returns:
+        `x`, axis 0 over the data-parallel devices and no other axis cut, but for the
+        last one's columns. Without a mesh (see `on_mesh`), inside a `shard_map`, and
+        where the rows or columns do not divide over the devices: `x` as it is.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if not set(AXES) <= set(mesh.axis_names) or mesh.manual_axes:
+        return x
+    last = "tensor" if columns else None
+    if x.shape[0] % data_shards(mesh) or (last and x.shape[-1] % mesh.shape[last]):
+        return x
+    between = (None,) * (x.ndim - 2)
+    spec = PartitionSpec(BATCH_AXES, *between, last)
+    return jax.lax.with_sharding_constraint(x, spec)
+
+
+def keep_cut(x: jax.Array) -> jax.Array:
+    """Pins what is read from a table to the cut of the table's width.
+
+    Each device reads its part of the width for the rows of all devices of its `fsdp`
+    group, which then trade parts for rows. Without this the partitioner sends every
+    row of the whole batch to every device.
+
+    Args:
+        x: [B, T, D], read from a table [V, D] by the ids of a batch.
+
+    Returns:
+        `x`, rows over `data` and width over `fsdp`; as it is where `keep_rows` says.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if not set(AXES) <= set(mesh.axis_names) or mesh.manual_axes or x.ndim != 3:
+        return x
+    if x.shape[0] % mesh.shape["data"] or x.shape[-1] % mesh.shape["fsdp"]:
+        return x
+    return jax.lax.with_sharding_constraint(x, PartitionSpec("data", None, "fsdp"))
+
+
+def data_shards(mesh: Mesh | AbstractMesh) -> int:
+    """How many devices share out a batch."""
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
+def split_rows(batch: Any, parts: int) -> Any:
+    """Cuts a batch into parts that each are spread over all data-parallel devices.
+
+    No row changes its device: a part takes the same share of each device's rows.
+
+    Args:
+        batch: a tree of arrays [B, ...], laid out as `batch_sharding` says.
+        parts: how many; it divides each device's rows.
+
+    Returns:
+        The tree with arrays [parts, B / parts, ...], to be scanned over.
+
+    >>> split_rows(jnp.arange(6), 3)  # on one device
+    Array([[0, 1],
+           [2, 3],
+           [4, 5]], dtype=int32)
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    devices = 1 if mesh.empty else data_shards(mesh)
+
+    def split(x: jax.Array) -> jax.Array:
+        if x.shape[0] % (devices * parts):
+            raise ValueError(
+                f"{x.shape[0]} rows do not divide into {parts} parts of equal shares "
+                f"of {devices} data-parallel devices: take a multiple of "
+                f"{devices * parts} rows."
+            )
+        by_device = x.reshape(devices, parts, -1, *x.shape[1:])
+        pieces = jnp.swapaxes(by_device, 0, 1).reshape(parts, -1, *x.shape[1:])
+        if mesh.empty:
+            return pieces
+        return jax.lax.with_sharding_constraint(pieces, PartitionSpec(None, BATCH_AXES))
+
+    return jax.tree.map(split, batch)
 
 
 # Input projections are split (fsdp, tensor) and output projections (tensor, fsdp). With

@@ -1,13 +1,14 @@
 """Models of every family, as the trainer meets them."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import Array, Float, Float32, Int
 
 from ntl_jax.losses import shift_labels
 from ntl_jax.models import (
+    T5,
     Config,
     GPT2Config,
     GraniteConfig,
@@ -18,6 +19,7 @@ from ntl_jax.models import (
     bind,
     shift_right,
 )
+from ntl_jax.models.decoder_only import DecoderOnly
 from ntl_jax.tokenization import RegressionTransformerTokenizer, Tokenizer
 from train.config import ConfigError
 
@@ -97,13 +99,30 @@ def model_of_dict(fields: dict[str, Any]) -> Config:
     return _CONFIGS[name](**fields)
 
 
-def answer_logits(
+class Answer(NamedTuple):
+    """What a model makes of a batch with the right answers fed, before its head.
+
+    Attributes:
+        model: the model, bound; ``model.logits(hidden)`` or ``model.head``.
+        hidden: [B, T, D] in the model's dtype.
+        labels: i32[B, T] of the same positions, -100 where nothing is asked.
+        router_loss: the loss that balances experts, None for models without.
+    """
+
+    model: T5 | DecoderOnly
+    hidden: Float[Array, "B T D"]
+    labels: Int[Array, "B T"]
+    router_loss: Float32[Array, ""] | None
+
+
+def answer_hidden(
     model: Config,
     params: Params,
     batch: dict[str, Array],
     dropout_key: jax.Array | None = None,
-) -> tuple[Float[Array, "B T V"], Int[Array, "B T"], Float32[Array, ""] | None]:
-    """Teacher-forced logits, the labels that stand for them, and a router's loss.
+    row_offset: Int[Array, "B"] | int = 0,
+) -> Answer:
+    """Teacher-forced hidden states, and the labels that stand for them.
 
     Args:
         model: the model's config.
@@ -111,15 +130,15 @@ def answer_logits(
         batch: input_ids, attention_mask and labels, and segment_ids where several
             texts share a row; see `train.data`.
         dropout_key: None for no dropout.
-
-    Returns:
-        Logits; labels of the same positions, -100 where nothing is asked; and the loss
-        that balances experts, None for models without.
+        row_offset: what to add to a row's place for its number in the whole batch.
     """
-    labels = batch["labels"]
-    inputs, mask = batch["input_ids"], batch["attention_mask"]
-    options: dict[str, Any] = {"attention_mask": mask, "dropout_key": dropout_key}
-    options["segment_ids"] = batch.get("segment_ids")
+    inputs, labels = batch["input_ids"], answer_labels(model, batch)
+    options: dict[str, Any] = {
+        "attention_mask": batch["attention_mask"],
+        "segment_ids": batch.get("segment_ids"),
+        "dropout_key": dropout_key,
+        "row_offset": row_offset,
+    }
     if isinstance(model, T5Config):
         segments = batch.get("target_segment_ids")
         shifted = shift_right(
@@ -128,18 +147,36 @@ def answer_logits(
             pad_id=model.pad_token_id,
             segment_ids=segments,
         )
-        options["target_segment_ids"] = segments
-        return bind(model, params)(inputs, shifted, **options), labels, None
-    labels = shift_labels(labels)
+        bound = bind(model, params)
+        hidden = bound.hidden(inputs, shifted, target_segment_ids=segments, **options)
+        return Answer(bound, hidden, labels, None)
     if isinstance(model, GraniteConfig) and model.num_local_experts:
         granite = bind(model, params)
         hidden, router_loss = granite.hidden_and_router_loss(inputs, **options)
-        return granite.logits(hidden), labels, router_loss
-    return bind(model, params)(inputs, **options), labels, None
+        return Answer(granite, hidden, labels, router_loss)
+    bound = bind(model, params)
+    return Answer(bound, bound.hidden(inputs, **options), labels, None)
+
+
+def answer_logits(
+    model: Config,
+    params: Params,
+    batch: dict[str, Array],
+    dropout_key: jax.Array | None = None,
+) -> tuple[Float32[Array, "B T V"], Int[Array, "B T"], Float32[Array, ""] | None]:
+    """Logits in the place of `answer_hidden`'s states, the labels, a router's loss."""
+    answer = answer_hidden(model, params, batch, dropout_key)
+    return answer.model.logits(answer.hidden), answer.labels, answer.router_loss
+
+
+def answer_labels(model: Config, batch: dict[str, Array]) -> Int[Array, "B T"]:
+    """Labels of the positions that answer: a decoder-only model's come one earlier."""
+    labels = batch["labels"]
+    return labels if isinstance(model, T5Config) else shift_labels(labels)
 
 
 def label_segments(model: Config, batch: dict[str, Array]) -> Int[Array, "B T"] | None:
-    """Which text of its row each of `answer_logits`' labels is of; None: of one."""
+    """Which text of its row each of `answer_labels` is of; None: of one."""
     if isinstance(model, T5Config):
         return batch.get("target_segment_ids")
     segments = batch.get("segment_ids")

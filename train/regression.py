@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float32
+from jaxtyping import Array, Float32, Int
 
 from ntl_jax.losses import Term
 from ntl_jax.losses.number_heads import squared_error
@@ -71,6 +71,7 @@ def number_terms(
     params: Params,
     batch: dict[str, Any],
     dropout_key: jax.Array | None = None,
+    row_offset: Int[Array, "B"] | int = 0,
 ) -> tuple[Float32[Array, "B"], dict[str, Term]]:
     """Predicted numbers, and the squared error as sum and count.
 
@@ -79,11 +80,13 @@ def number_terms(
         params: its parameters.
         batch: input_ids, attention_mask and targets; weights where rows only fill up.
         dropout_key: None for no dropout.
+        row_offset: what to add to a row's place for its number in the whole batch.
     """
     predictions = bind(model, params)(
         batch["input_ids"],
         attention_mask=batch["attention_mask"],
         dropout_key=dropout_key,
+        row_offset=row_offset,
     )
     term = squared_error(predictions, batch["targets"], weights=batch.get("weights"))
     return predictions, {"squared_error": term}

@@ -7,56 +7,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ntl_jax.losses import Objective, Term, stats_from_logits
-from ntl_jax.models import Config, GraniteConfig, T5RegressionConfig
-from train.model import answer_logits, label_segments
+from ntl_jax.losses import Objective, Term, stats_from_hidden, stats_from_logits
+from ntl_jax.models import T5RegressionConfig
+from ntl_jax.sharding import data_shards, on_mesh
+from train.loss import TILE_TOKENS, Batch, loss_and_grads
+from train.model import answer_hidden
 from train.optimizer import learning_rate_schedule
 from train.regression import number_terms
 from train.state import Params, Task, TrainState, state_shardings
 
-Batch = dict[str, jax.Array]
-"""input_ids i32 [B, S], attention_mask bool [B, S], labels i32 [B, T], S = T for a
-decoder-only model. Where several texts share a row also segment_ids i32 [B, S], and for
-an encoder-decoder target_segment_ids i32 [B, T]. In evaluation also weights f32 [B], 0
-for the rows that only fill up the last batch, and for a decoder-only model prompt_ids
-and prompt_mask [B, P]."""
-
 MAX_DISTRIBUTION = 100
 """Largest K for which evaluation keeps the distributions over number tokens."""
-
-
-def loss_and_grads(
-    params: Params, batch: Batch, task: Task, dropout_key: jax.Array | None = None
-) -> tuple[jax.Array, dict[str, Term], Params]:
-    """The objective of a batch, its terms as sums and counts, and its gradient.
-
-    Where experts are routed, the loss that balances them is added.
-    """
-
-    def loss_fn(params: Params) -> tuple[jax.Array, dict[str, Term]]:
-        if isinstance(task.model, T5RegressionConfig):
-            _, terms = number_terms(task.model, params, batch, dropout_key)
-            return terms["squared_error"].mean, terms
-        logits, labels, router_loss = answer_logits(
-            task.model, params, batch, dropout_key
-        )
-        stats = stats_from_logits(logits, labels, task.vocab)
-        segments = label_segments(task.model, batch)
-        terms = task.objective(stats, labels, task.vocab, segment_ids=segments)
-        total = task.objective.total(terms)
-        if router_loss is None:
-            return total, terms
-        one = jnp.ones((), jnp.float32)
-        terms = terms | {"router": Term(router_loss, one)}
-        return total + router_coefficient(task.model) * router_loss, terms
-
-    (loss, terms), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
-    return loss, terms, grads
-
-
-def router_coefficient(model: Config) -> float:
-    """What the loss that balances experts is multiplied by."""
-    return model.router_aux_loss_coef if isinstance(model, GraniteConfig) else 0.0
 
 
 def train_step(
@@ -120,14 +81,31 @@ def evaluation_objective(objective: Objective) -> Objective:
 
 def eval_step(params: Params, batch: Batch, task: Task) -> EvalOutputs:
     """Teacher-forced sums of every loss term of one batch, and its number logits."""
+    with on_mesh(task.mesh):
+        return _eval_step(params, batch, task)
+
+
+def _eval_step(params: Params, batch: Batch, task: Task) -> EvalOutputs:
     if isinstance(task.model, T5RegressionConfig):
         predictions, terms = number_terms(task.model, params, batch)
         none = jnp.full((len(predictions), 1), -1, jnp.int32)
         empty = jnp.zeros((*none.shape, 0), jnp.float32)
         return EvalOutputs(terms, empty, none, predictions)
     vocab = task.vocab
-    logits, labels, _ = answer_logits(task.model, params, batch)
-    stats = stats_from_logits(logits, labels, vocab)
+    answer = answer_hidden(task.model, params, batch)
+    labels = answer.labels
+    if task.config.fused_head:
+        groups = data_shards(task.mesh)
+        stats = stats_from_hidden(
+            answer.hidden,
+            answer.model.head,
+            labels,
+            vocab,
+            tile_tokens=groups * TILE_TOKENS,
+            logits_dtype=jnp.float32,
+        )
+    else:
+        stats = stats_from_logits(answer.model.logits(answer.hidden), labels, vocab)
     weights = jnp.broadcast_to(batch["weights"][:, None], labels.shape)
     terms = evaluation_objective(task.objective)(stats, labels, vocab, weights=weights)
     number_logits = stats.number_logits

@@ -16,6 +16,7 @@ from ntl_jax.models.attention import (
 )
 from ntl_jax.models.layers import Dropout, Embedding, Linear, einsum_float32, run_layers
 from ntl_jax.models.relative_bias import MASKED
+from ntl_jax.sharding import keep_rows
 
 NO_DROPOUT = Dropout(0.0, None)
 RowOffset = int | Int[Array, ""] | Int[Array, "B"]
@@ -141,7 +142,7 @@ class DecoderOnly(nnx.Module):
         def step(layer, index, x):
             projected = self.project(layer, x, context)
             at_layer = drop._replace(layer=index)
-            return self.finish_layer(layer, x, *projected, mask, at_layer)
+            return keep_rows(self.finish_layer(layer, x, *projected, mask, at_layer))
 
         return self.finish(self.run(step, x))
 
@@ -156,7 +157,7 @@ class DecoderOnly(nnx.Module):
             positions = token_positions(length, attention_mask, segment_ids)
         x, context = self.start(input_ids, positions)
         mask = causal_mask(length, attention_mask, segment_ids)
-        return self.drop_embedded(x, drop), context, mask
+        return keep_rows(self.drop_embedded(x, drop)), context, mask
 
     # ------------------------------------------------------------ head
 
@@ -169,6 +170,7 @@ class DecoderOnly(nnx.Module):
         else:
             kernel = self.lm_head.kernel[...].astype(hidden.dtype)
             logits = einsum_float32("BTD,DV->BTV", hidden, kernel)
+        logits = keep_rows(logits, columns=True)
         if self.config.rows == self.config.vocab_size:
             return logits
         columns = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)

@@ -149,8 +149,8 @@ class GPT2(DecoderOnly):
         if positions is None:  # a slice's gradient costs less than a gather's
             places = table[None, : input_ids.shape[1]]
         else:
-            places = table[positions]
-        tokens = self.wte.embedding[...][input_ids]
+            places = self.wpe(positions, "float32")
+        tokens = self.wte(input_ids, "float32")
         return (tokens + places).astype(self.config.dtype), None
 
     def dropout(self, key, row_offset: RowOffset) -> Dropout:

@@ -45,6 +45,7 @@ from ntl_jax.models.layers import (
     RMSNorm,
     stack_layers,
 )
+from ntl_jax.sharding import keep_rows
 
 _PROBABILITIES = 0  # the dropout site
 
@@ -231,7 +232,7 @@ class Granite(DecoderOnly):
             q, k, v = self.project(layer, x, by)
             at_layer = drop._replace(layer=index)
             x, scores = layer.finish(x, q, k, v, mask, at_layer)
-            return x, add_router_sums(sums, scores, visits, attention_mask)
+            return keep_rows(x), add_router_sums(sums, scores, visits, attention_mask)
 
         sums = no_router_sums(self.config.num_local_experts)
         x, sums = self.run(step, (x, sums))

@@ -14,6 +14,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key, UInt32
 
+from ntl_jax.sharding import keep_cut
+
 _HASH_MULTIPLIERS = (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))
 _GOLDEN_RATIO = np.uint32(0x9E3779B9)
 
@@ -53,7 +55,7 @@ class Embedding(nnx.Module):
         self.embedding = nnx.Param(std * draw)
 
     def __call__(self, ids: Int[Array, "*B"], dtype: str) -> Float[Array, "*B D"]:
-        return self.embedding[...][ids].astype(dtype)
+        return keep_cut(self.embedding[...][ids]).astype(dtype)
 
 
 class RMSNorm(nnx.Module):

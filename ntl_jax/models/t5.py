@@ -39,6 +39,7 @@ from ntl_jax.models.layers import (
 )
 from ntl_jax.models.relative_bias import MASKED, RelativeBias
 from ntl_jax.models.t5_config import T5Config
+from ntl_jax.sharding import keep_rows
 
 _ACTIVATIONS: dict[str, Callable] = {
     "relu": jax.nn.relu,
@@ -209,10 +210,10 @@ class T5Body(nnx.Module):
         """The encoder's output for embedded source tokens; biases as `hide`'s."""
         places = jnp.arange(embedded.shape[1], dtype=jnp.int32)
         biases = (self.encoder.relative_bias(places, places), *biases)
-        x = drop(embedded, _EMBEDDED)
+        x = keep_rows(drop(embedded, _EMBEDDED))
 
         def step(layer, index, x):
-            return layer(x, biases, drop._replace(layer=index))
+            return keep_rows(layer(x, biases, drop._replace(layer=index)))
 
         x = self._run(self.encoder.layers, self.config.num_layers, step, x)
         return drop(self.encoder.final_norm(x), _FINAL)
@@ -242,12 +243,12 @@ class T5Body(nnx.Module):
         places = jnp.arange(embedded.shape[1], dtype=jnp.int32)
         biases = (self.decoder.relative_bias(places, places),)
         biases += hide(None, segment_ids, segment_ids)
-        x = drop(embedded, _EMBEDDED)
+        x = keep_rows(drop(embedded, _EMBEDDED))
 
         def step(layer, index, x):
             source = layer.cross_attention.project(encoded)
             at_layer = drop._replace(layer=index)
-            return layer(x, biases, source, source_biases, at_layer)
+            return keep_rows(layer(x, biases, source, source_biases, at_layer))
 
         x = self._run(self.decoder.layers, self.config.num_decoder_layers, step, x)
         return self.finish(x, drop)
@@ -275,9 +276,11 @@ class T5WithHead(T5Body):
         """Float32 logits [B, T, V] of hidden states [B, T, D]."""
         if self.config.tie_word_embeddings:
             table = self.shared.embedding[...].astype(hidden.dtype)
-            return einsum_float32("BTD,VD->BTV", hidden, table)
-        kernel = self.lm_head.kernel[...].astype(hidden.dtype)
-        return einsum_float32("BTD,DV->BTV", hidden, kernel)
+            logits = einsum_float32("BTD,VD->BTV", hidden, table)
+        else:
+            kernel = self.lm_head.kernel[...].astype(hidden.dtype)
+            logits = einsum_float32("BTD,DV->BTV", hidden, kernel)
+        return keep_rows(logits, columns=True)
 
     @property
     def head(self) -> Float32[Array, "D V"]:
