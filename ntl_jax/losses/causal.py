@@ -22,8 +22,17 @@ def shift_labels(
     Returns:
         token ids [*B, T], in the dtype of labels.
 
+    Raises:
+        ValueError: for a dtype that cannot hold ``ignore_index``.
+
     >>> shift_labels(jnp.array([[5, 6, 7]])).tolist()
     [[6, 7, -100]]
     """
+    bounds = jnp.iinfo(labels.dtype)
+    if not bounds.min <= ignore_index <= bounds.max:
+        raise ValueError(
+            f"labels of dtype {labels.dtype} cannot hold ignore_index={ignore_index}: "
+            "take labels.astype(jnp.int32)."
+        )
     last = jnp.full_like(labels[..., :1], ignore_index)
     return jnp.concatenate([labels[..., 1:], last], axis=-1)

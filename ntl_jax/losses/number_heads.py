@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.cross_entropy import cross_entropy
-from ntl_jax.losses.positions import check_is_array, token_weights
+from ntl_jax.losses.positions import check_is_array, label_is, token_weights
 from ntl_jax.losses.reduction import Term, weighted_sum_and_count
 
 
@@ -129,7 +129,7 @@ def xval_loss(
         weights=weights,
         ignore_index=ignore_index,
     )
-    is_number = (labels == num_id) & (weight != 0)
+    is_number = label_is(labels, num_id) & (weight != 0)
     at_numbers = jnp.where(is_number, weight, 0.0)
     ce = Term(jnp.sum(losses), jnp.sum(weight))
     return XvalTerms(ce, squared_error(numbers, values, weights=at_numbers))

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
 from ntl_jax.number_vocab import NumberVocab
@@ -73,6 +74,33 @@ def check_segments(segment_ids: Array | None, labels: Array) -> None:
         )
 
 
+def label_is(labels: Int[Array, "*B"], token_id: int) -> Bool[Array, "*B"]:
+    """Where a label is this id, in a dtype that may be too narrow to hold it.
+
+    Args:
+        labels: token ids [*B], of any integer dtype.
+        token_id: a token's id, or the label that counts nothing.
+
+    Returns:
+        bool[*B]; False everywhere if no label of this dtype can be the id.
+
+    Raises:
+        TypeError: for labels or an id that are no integers.
+    """
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise TypeError(f"labels must be integers, not {labels.dtype}.")
+    if not isinstance(token_id, int | np.integer):
+        raise TypeError(
+            f"an id or ignore_index must be an integer, not {token_id!r}: -100, say, "
+            "for one that no token has."
+        )
+    # JAX would wrap the id first, so that -100 were byte 156.
+    bounds = jnp.iinfo(labels.dtype)
+    if not bounds.min <= token_id <= bounds.max:
+        return jnp.zeros(labels.shape, jnp.bool_)
+    return labels == token_id
+
+
 def token_weights(
     labels: Int[Array, "*B"],
     weights: Float[Array, "*B"] | Bool[Array, "*B"] | None = None,
@@ -90,10 +118,11 @@ def token_weights(
         f32[*B].
 
     Raises:
+        TypeError: for labels or an ignore_index that are no integers.
         ValueError: if weights and labels differ in shape.
     """
     check_is_array("labels", labels)
-    kept = labels != ignore_index
+    kept = ~label_is(labels, ignore_index)
     if weights is None:
         return kept.astype(jnp.float32)
     if jnp.shape(weights) != labels.shape:
@@ -117,8 +146,9 @@ def safe_labels(
     Returns:
         i32[*B] in [0, V).
     """
-    clipped = jnp.clip(labels, 0, vocab_size - 1).astype(jnp.int32)
-    return jnp.where(labels == ignore_index, 0, clipped)
+    ignored = label_is(labels, ignore_index)
+    last = min(vocab_size - 1, int(jnp.iinfo(labels.dtype).max))  # 299 is byte 43
+    return jnp.where(ignored, 0, jnp.clip(labels, 0, last).astype(jnp.int32))
 
 
 def number_targets(

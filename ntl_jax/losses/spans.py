@@ -10,6 +10,7 @@ from ntl_jax.losses.positions import (
     check_is_array,
     check_segments,
     check_vocab,
+    label_is,
     safe_labels,
 )
 from ntl_jax.losses.rows import (
@@ -225,7 +226,7 @@ def _label_kinds(
     table[vocab.token_ids] |= np.where(vocab.values == 0, _NUMBER | _ZERO, _NUMBER)
     ids = safe_labels(labels, vocab.vocab_size, ignore_index=ignore_index)
     kinds = jnp.asarray(table)[ids]
-    return jnp.where(labels == ignore_index, 0, kinds)
+    return jnp.where(label_is(labels, ignore_index), 0, kinds)
 
 
 def _linked(

@@ -5,7 +5,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.dot_product import ntl_mse_from_stats
 from ntl_jax.losses.on_logits import on_logits
-from ntl_jax.losses.positions import number_targets, token_weights
+from ntl_jax.losses.positions import label_is, number_targets, token_weights
 from ntl_jax.losses.reduction import Reduction
 from ntl_jax.losses.rows import row_index
 from ntl_jax.losses.stats import NumberStats
@@ -52,7 +52,7 @@ def score_positions(
         return place == last
     if from_end < 1:
         raise ValueError(f"from_end must be at least 1, the last, not {from_end}.")
-    kept = labels != ignore_index
+    kept = ~label_is(labels, ignore_index)
     rank = jnp.cumsum(kept[..., ::-1], axis=-1, dtype=jnp.int32)[..., ::-1]
     return on_grid & kept & (rank == from_end)
 
