@@ -236,12 +236,12 @@ def _potentials(
 
     def halfway(i, potentials):
         f, g = potentials
-        e = jnp.maximum(blur, widest * 0.5 ** i.astype(jnp.float32))
+        e = jnp.maximum(blur, widest * 0.5 ** jnp.asarray(i, jnp.float32))
         return 0.5 * (f + best_f(g, e)), 0.5 * (g + best_g(f, e))
 
     def beyond(i, potentials):
         f, g = potentials
-        e = jnp.maximum(blur, widest * 0.5 ** i.astype(jnp.float32))
+        e = jnp.maximum(blur, widest * 0.5 ** jnp.asarray(i, jnp.float32))
         g += _RELAXATION * (best_g(f, e) - g)
         f += _RELAXATION * (best_f(g, e) - f)
         return f, g

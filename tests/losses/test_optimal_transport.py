@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import scipy.optimize
 
+from ntl_jax import NumberVocab
+from ntl_jax.losses import ntl_optimal_transport
 from ntl_jax.losses.optimal_transport import entropic_cost
 
 
@@ -134,3 +136,51 @@ def test_values_and_every_gradient_against_float64():
     ):
         with pytest.raises(AssertionError):
             chex.assert_trees_all_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def divergence(q, t, blur):
+    """The Sinkhorn divergence between q and t at costs |i - j|, in float64."""
+    cost = np.abs(np.subtract.outer(np.arange(4.0), np.arange(4.0)))
+    logs = [np.log(np.asarray(p, np.float64)) for p in (q, t)]
+    between, of_q, of_t = (
+        twin(logs[a], logs[b], cost, blur) for a, b in ((0, 1), (0, 0), (1, 1))
+    )
+    return between - 0.5 * (of_q + of_t)
+
+
+def test_the_divergence_takes_off_what_either_side_costs():
+    vocab = NumberVocab.from_mapping(
+        {str(d): d for d in range(4)} | {"a": 4}, vocab_size=5
+    )
+    rng = np.random.default_rng(3)
+    logits = jnp.asarray(rng.normal(size=(3, 5)), jnp.float32)
+    q = jax.nn.softmax(logits[:, :4])
+    t = jnp.asarray(rng.dirichlet(np.ones(4), size=3), jnp.float32).at[2].set(q[2])
+    loss = partial(
+        ntl_optimal_transport,
+        labels=jnp.array([0, 3, 1]),
+        vocab=vocab,
+        target=t,
+        epsilon=0.2,
+        iterations=400,
+    )
+    actual = np.asarray(loss(logits, debias=True))
+    expected = divergence(q, t, 0.2 * 3)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+    assert abs(actual[2]) < 1e-5 < expected[:2].min()
+    assert (np.abs(loss(logits) - expected) > 0.01).all()
+
+
+def test_without_jit():
+    vocab = NumberVocab.from_mapping({"1": 0, "2": 1, "a": 2}, vocab_size=3)
+    loss = partial(
+        ntl_optimal_transport,
+        jnp.array([[1.0, 0.0, 0.0]]),
+        jnp.array([1]),
+        vocab,
+        target=jnp.array([[0.25, 0.75]]),
+        iterations=8,
+    )
+    with jax.disable_jit():
+        eager = loss()
+    np.testing.assert_allclose(eager, loss(), rtol=1e-6)
