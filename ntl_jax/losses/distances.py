@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Float32
 
+from ntl_jax.losses.positions import check_is_array
 from ntl_jax.losses.scalars import Scalar, scalar
 from ntl_jax.number_vocab import NumberVocab
 
@@ -149,10 +150,11 @@ def check_costs(
         The costs in float32.
 
     Raises:
-        TypeError: for a matrix that is not floating point.
+        TypeError: for a list, or a matrix that is not floating point.
         ValueError: for another shape; and for negative costs, NaN and infinity, where
             the matrix is known while tracing.
     """
+    check_is_array("costs", costs)
     numbers = len(vocab)
     if jnp.shape(costs) != (numbers, numbers):
         raise ValueError(

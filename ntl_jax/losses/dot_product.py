@@ -132,6 +132,9 @@ def ntl_dot_product_from_stats(
         (value, weight), both f32[*B]: the penalty, exactly 0 where the weight is 0; and
         what each counts.
 
+    Raises:
+        ValueError: for a penalty that is not elementwise, or an unknown support.
+
     Source: Regress, Don't Guess (ICML 2025), equation NTL-MSE; ntloss 0.3.2,
     ``NTLossDotProduct``.
     """
@@ -142,6 +145,11 @@ def ntl_dot_product_from_stats(
     # pole or kink of a user's penalty makes a NaN there.
     prediction = jnp.where(targets.mask, expected_value(q, vocab), high)  # [*B]
     loss = penalty(prediction, jnp.where(targets.mask, targets.value, low))
+    if jnp.shape(loss) != prediction.shape:
+        raise ValueError(
+            f"the penalty made shape {jnp.shape(loss)} of predictions of shape "
+            f"{prediction.shape}: give one that takes no mean or sum of its own."
+        )
     worst = jnp.maximum(jnp.abs(penalty(low, high)), jnp.abs(penalty(high, low)))
     return finish(loss, stats, targets, support=support, reweigh=reweigh, worst=worst)
 

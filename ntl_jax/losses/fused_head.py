@@ -67,7 +67,10 @@ def check_head(
     """Raises unless dtypes and shapes of a head go together."""
     check_is_array("labels", labels)
     for name, array in (("hidden", hidden), ("kernel", kernel), ("bias", bias)):
-        if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
+        if array is None:
+            continue
+        check_is_array(name, array)
+        if not jnp.issubdtype(array.dtype, jnp.floating):
             raise TypeError(f"{name} must be floating point, not {array.dtype}.")
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(f"labels must be integers, not {labels.dtype}.")

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 from ntl_jax.losses.number_softmax import Support
 from ntl_jax.losses.objective_terms import BY_PLACE, OVER_ALL, TERMS, stats_of_nothing
 from ntl_jax.losses.place_weights import place_weights
-from ntl_jax.losses.positions import check_vocab, token_weights
+from ntl_jax.losses.positions import check_segments, check_vocab, token_weights
 from ntl_jax.losses.reduction import Term, sum_each
 from ntl_jax.losses.scalars import scalar
 from ntl_jax.losses.stats import NumberStats, check_stats
@@ -158,6 +158,7 @@ class Objective:
         """
         check_stats(stats)
         check_vocab(vocab)
+        check_segments(segment_ids, labels)
         losses = self._losses(stats, labels, vocab, weights, segment_ids)
         kinds = {name: self._denominator_of(name) for name in losses}
         arrays = {name: value * weight for name, (value, weight) in losses.items()}

@@ -12,15 +12,18 @@ from ntl_jax.losses import (
     cross_entropy,
     gaussian_cross_entropy,
     gaussian_targets,
+    ntl_dot_product,
     ntl_huber,
     ntl_optimal_transport,
+    ntl_was,
+    ntl_was_cdf,
     ntl_was_from_stats,
     number_level_loss,
     number_spans,
     place_weights,
     stats_from_hidden,
 )
-from ntl_jax.losses.rivals import digit_entropy, dist2, ntil, raft, smmd_matrix
+from ntl_jax.losses.rivals import digit_entropy, dist2, ntil, raft, smmd, smmd_matrix
 
 TOKENS = {"<pad>": 0, "=": 1, ".": 2, "-": 3} | {str(d): d + 4 for d in range(10)}
 VOCAB = NumberVocab.from_mapping(TOKENS, vocab_size=14)
@@ -95,6 +98,46 @@ def test_lists_are_no_arrays(loss, unhooked):
         loss(LOGITS, labels=LABELS.tolist())
     with pytest.raises(TypeError, match=r"logits must be a JAX .* not list: take jnp"):
         loss(LOGITS.tolist(), labels=LABELS)
+
+
+def squared_mean(prediction, target):
+    return jnp.mean((prediction - target) ** 2)
+
+
+def with_an_axis(prediction, target):
+    return jnp.abs(prediction - target)[None]
+
+
+LISTS = {
+    "hidden": lambda: stats_from_hidden([[1.0]], HEAD[1], LABELS, VOCAB),
+    "kernel": lambda: stats_from_hidden(HEAD[0], [[1.0]], LABELS, VOCAB),
+    "bias": lambda: stats_from_hidden(*HEAD, LABELS, VOCAB, bias=[0.0] * 14),
+    "costs": lambda: ntl_was(LOGITS, LABELS, VOCAB, distance=[[0.0] * 10] * 10),
+    "target": lambda: ntl_was_cdf(LOGITS, LABELS, VOCAB, target=[[[1.0]]]),
+    "matrix": lambda: smmd(LOGITS, LABELS, VOCAB, matrix=[[1.0]]),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_in_the_place_of_other_arrays(name, unhooked):
+    with pytest.raises(TypeError, match=rf"{name} must be a JAX .* list: take jnp"):
+        LISTS[name]()
+
+
+def test_segments_of_another_shape_that_no_term_reads(unhooked):
+    stats = stats_from_logits(LOGITS, LABELS, VOCAB)
+    with pytest.raises(ValueError, match=r"segment_ids of shape \(2, 2\) do not match"):
+        Objective()(stats, LABELS, VOCAB, segment_ids=LABELS[:, 1:])
+
+
+@pytest.mark.parametrize("penalty", [squared_mean, with_an_axis])
+def test_a_penalty_is_elementwise(penalty, unhooked):
+    # A mean of its own would be the loss of every position, without a word.
+    with (
+        jax.numpy_rank_promotion("allow"),
+        pytest.raises(ValueError, match=r"of predictions of shape \(2, 3\): give one"),
+    ):
+        ntl_dot_product(LOGITS, LABELS, VOCAB, penalty=penalty)
 
 
 def test_lists_of_labels_and_segments(unhooked):

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 from ntl_jax.losses.distances import euclidean, squashed
 from ntl_jax.losses.number_softmax import Support, number_probabilities
 from ntl_jax.losses.on_logits import on_logits
-from ntl_jax.losses.positions import number_targets
+from ntl_jax.losses.positions import check_is_array, number_targets
 from ntl_jax.losses.reduction import Reduction
 from ntl_jax.losses.scalars import scalar
 from ntl_jax.losses.stats import NumberStats
@@ -179,6 +179,7 @@ def smmd_from_stats(
     """
     if matrix is None:
         matrix = smmd_matrix(vocab)
+    check_is_array("matrix", matrix)
     if matrix.shape != (len(vocab), len(vocab)):
         raise ValueError(
             f"a matrix of shape {matrix.shape} does not fit {len(vocab)} number "
