@@ -222,6 +222,31 @@ GRANITE_RULES: Rules = (
     (r"(layers/(attention|mlp)/norm|final_norm)/scale", _REPLICATED),
 )
 
+
+def reduced_sharding(
+    sharding: NamedSharding, shape: tuple[int, ...], reduced: tuple[int, ...]
+) -> NamedSharding:
+    """How to lay out an optimizer's moment that may lack one axis of its parameter.
+
+    Args:
+        sharding: of the parameter.
+        shape: of the parameter.
+        reduced: of the moment.
+
+    Returns:
+        The parameter's sharding, without the axis that the moment lacks (of two axes of
+        one length, the later one); replicated where the shapes are no such pair.
+    """
+    spec = tuple(sharding.spec) + (None,) * (len(shape) - len(sharding.spec))
+    if reduced == shape:
+        return sharding
+    for axis in reversed(range(len(shape))):
+        if reduced == shape[:axis] + shape[axis + 1 :]:
+            left = spec[:axis] + spec[axis + 1 :]
+            return NamedSharding(sharding.mesh, PartitionSpec(*left))
+    return NamedSharding(sharding.mesh, _REPLICATED)
+
+
 _RULES: dict[str, Rules] = {
     "GPT2Config": GPT2_RULES,
     "GraniteConfig": GRANITE_RULES,

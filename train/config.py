@@ -42,6 +42,8 @@ class OptimizerConfig:
     """Added to the root of the second moment."""
     weight_decay: float = 0.01
     """Decoupled weight decay; never on norms, biases and relative-position biases."""
+    mu_dtype: Literal["float32", "bfloat16"] = "float32"
+    """adamw: how the first moment is kept; bfloat16 takes 2 bytes a parameter less."""
     clip_norm: float | None = 1.0
     """Largest global gradient norm; None does not clip."""
 
@@ -51,7 +53,8 @@ class MeshConfig:
     """How many devices each mesh axis takes; -1 takes all that are left."""
 
     data: int = -1
-    """Replicas of the parameters, each with its share of the batch."""
+    """Replicas of the parameters, each with its share of the batch; 1 where another
+    axis is -1."""
     fsdp: int = 1
     """Shards of parameters and optimizer state that also share out the batch."""
     tensor: int = 1
@@ -118,6 +121,12 @@ class TrainConfig:
     tokenizer, and print both side by side."""
     steps: int = 1000
     """Optimizer steps."""
+    accumulate: int = 1
+    """Parts that a step takes its batch in, one after another, to need less memory;
+    loss and gradient are those of the whole."""
+    fused_head: bool = False
+    """Make logits a few thousand tokens at a time and never keep them: less memory for
+    a large vocabulary, the same losses."""
     log_every: int = 50
     """Steps between rows of metrics.jsonl."""
     checkpoint_every: int | None = None

@@ -52,6 +52,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
             b1=config.b1,
             b2=config.b2,
             eps=config.eps,
+            mu_dtype=config.mu_dtype,
             weight_decay=config.weight_decay,
             mask=decay_mask,
         )

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ntl_jax.losses import Objective
 from ntl_jax.models import Config, init_params
 from ntl_jax.number_vocab import NumberVocab
-from ntl_jax.sharding import param_shardings
+from ntl_jax.sharding import param_shardings, reduced_sharding
 from train.config import ConfigError, TrainConfig
 from train.optimizer import make_optimizer, make_plateau
 
@@ -86,9 +86,8 @@ def state_shardings(task: Task) -> TrainState:
     replicated = NamedSharding(task.mesh, PartitionSpec())
     opt_state = optax.tree_map_params(
         task.optimizer,
-        # Adafactor's factored moments are smaller than their parameter: replicated.
-        lambda leaf, param, sharding: (
-            sharding if leaf.shape == param.shape else replicated
+        lambda leaf, param, sharding: reduced_sharding(
+            sharding, param.shape, leaf.shape
         ),
         shapes.opt_state,
         shapes.params,

@@ -15,7 +15,7 @@ _POSITIVE = (0, math.inf, False)
 _AT_LEAST_1 = (1, math.inf, True)
 _SHARE = (0, 1, True)
 _RANGES = {
-    "": {"seed": _NOT_NEGATIVE},
+    "": {"seed": _NOT_NEGATIVE, "accumulate": _AT_LEAST_1},
     "data": {
         "seed": _NOT_NEGATIVE,
         "digits": (1, 10, True),
@@ -92,6 +92,11 @@ def validate(config: "TrainConfig", num_devices: int) -> None:
         "--evaluation.every too.",
     )
     _check(
+        config.optimizer.mu_dtype == "float32" or config.optimizer.name == "adamw",
+        f"--optimizer.mu-dtype {config.optimizer.mu_dtype} is for adamw: "
+        f"{config.optimizer.name} keeps no first moment, so leave it out.",
+    )
+    _check(
         config.optimizer.warmup_steps < config.steps,
         f"--optimizer.warmup-steps {config.optimizer.warmup_steps} leaves nothing of "
         f"--steps {config.steps}.",
@@ -125,6 +130,7 @@ def _check_head(config: "TrainConfig") -> None:
         (config.number_tokens == "digits", "--number-tokens places"),
         (not config.data.packing, "--data.packing"),
         (not config.cross_entropy_baseline, "--cross-entropy-baseline"),
+        (not config.fused_head, "--fused-head"),
     ):
         _check(fits, f"--head regression does not go with {what}: leave one out.")
 
@@ -162,11 +168,20 @@ def _check_mesh(config: "TrainConfig", num_devices: int) -> None:
             f"{shape['data']} x {shape['fsdp']} devices: "
             f"take a multiple of {rows}.",
         )
+    share = config.data.batch_size // rows
+    _check(
+        share % config.accumulate == 0,
+        f"--accumulate {config.accumulate} does not divide the {share} rows that "
+        f"each of data x fsdp = {rows} devices has of --data.batch-size "
+        f"{config.data.batch_size}: take a divisor of {share}.",
+    )
 
 
 def mesh_shape(mesh: "MeshConfig", num_devices: int) -> dict[str, int]:
     """Axis sizes with -1 filled in. Raises ConfigError where they do not fit."""
     shape = dataclasses.asdict(mesh)
+    if shape["data"] == -1 and -1 in (shape["fsdp"], shape["tensor"]):
+        shape["data"] = 1
     free = [axis for axis, size in shape.items() if size == -1]
     _check(len(free) <= 1, f"only one mesh axis can be -1, not {' and '.join(free)}.")
     fixed = math.prod(size for size in shape.values() if size != -1)

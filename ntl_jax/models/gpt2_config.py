@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from ntl_jax.models.layers import Remat, check_remat
 from ntl_jax.models.vocabulary import PaddedVocabulary
 
 ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu")
@@ -32,7 +33,7 @@ class GPT2Config(PaddedVocabulary):
     vocab_rows: int | None = None  # of the table, see `pad_vocab`; None: vocab_size
     dtype: str = "float32"  # of activations; parameters are always float32
     unroll_layers: bool = False  # slower to compile, at times faster to run
-    remat: bool = False  # recompute each layer in the backward pass
+    remat: Remat = False  # what of each layer the backward pass computes again
 
     def __post_init__(self):
         for name in _SIZES:
@@ -46,6 +47,7 @@ class GPT2Config(PaddedVocabulary):
         if self.n_inner is not None and self.n_inner < 1:
             raise ValueError(f"n_inner is {self.n_inner}; give None for 4 * n_embd")
         self.check_rows()
+        check_remat(self.remat)
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype is {self.dtype!r}; choose 'float32' or 'bfloat16'")
         if self.activation_function not in ACTIVATIONS:

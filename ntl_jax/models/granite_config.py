@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from ntl_jax.models.layers import Remat, check_remat
 from ntl_jax.models.vocabulary import PaddedVocabulary
 
 _SIZES = (
@@ -60,7 +61,7 @@ class GraniteConfig(PaddedVocabulary):
     vocab_rows: int | None = None  # of the table, see `pad_vocab`; None: vocab_size
     dtype: str = "float32"  # of activations; parameters are always float32
     unroll_layers: bool = False  # slower to compile, at times faster to run
-    remat: bool = False  # recompute each layer in the backward pass
+    remat: Remat = False  # what of each layer the backward pass computes again
 
     def __post_init__(self):
         for name in _SIZES:
@@ -73,6 +74,7 @@ class GraniteConfig(PaddedVocabulary):
         self._check_heads()
         self._check_experts()
         self.check_rows()
+        check_remat(self.remat)
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype is {self.dtype!r}; choose 'float32' or 'bfloat16'")
         if not 0.0 <= self.attention_dropout < 1.0:

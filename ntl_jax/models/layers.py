@@ -6,7 +6,7 @@ Matrix products that feed a softmax leave the matrix unit in float32.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -97,7 +97,18 @@ def stack_layers(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.R
     return build(rngs)
 
 
-def run_layers(layers, count: int, step, carry, *, unroll: bool, remat: bool):
+Remat = bool | Literal["matmuls"]
+"""What the backward pass recomputes: nothing, whole layers, or of each layer all but
+its products with parameters, which are kept."""
+
+
+def check_remat(remat: Remat) -> None:
+    """Raises ValueError for what is no `Remat`."""
+    if remat not in (False, True, "matmuls"):
+        raise ValueError(f"remat is {remat!r}; choose False, True or 'matmuls'")
+
+
+def run_layers(layers, count: int, step, carry, *, unroll: bool, remat: Remat):
     """Runs stacked layers one after another.
 
     Args:
@@ -106,8 +117,8 @@ def run_layers(layers, count: int, step, carry, *, unroll: bool, remat: bool):
         step: `(layer, index, carry) -> carry`; the index is traced.
         carry: what the first layer is given.
         unroll: write the layers out one after another instead of looping.
-        remat: recompute each layer in the backward pass instead of keeping what
-            it computed.
+        remat: what of each layer is computed again in the backward pass instead of
+            being kept: nothing, everything, or all but products with parameters.
 
     Returns:
         What the last layer gave.
@@ -119,7 +130,10 @@ def run_layers(layers, count: int, step, carry, *, unroll: bool, remat: bool):
         return step(nnx.merge(graph, layer), index, carry), None
 
     if remat:
-        body = jax.checkpoint(body, prevent_cse=unroll)
+        keep = None
+        if remat == "matmuls":  # scores and experts have batch axes: not kept
+            keep = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        body = jax.checkpoint(body, prevent_cse=unroll, policy=keep)
     items = (jnp.arange(count, dtype=jnp.int32), params)
     return jax.lax.scan(body, carry, items, unroll=unroll)[0]
 

@@ -33,6 +33,8 @@ from ntl_jax.models.layers import (
     Embedding,
     LayerNorm,
     Linear,
+    Remat,
+    check_remat,
     einsum_float32,
     run_layers,
     stack_layers,
@@ -60,7 +62,7 @@ class NumformerConfig:
     eos_token_id: int = 1
     dtype: str = "float32"  # of activations; parameters are always float32
     unroll_layers: bool = False
-    remat: bool = False
+    remat: Remat = False
 
     def __post_init__(self):
         for name in (
@@ -85,6 +87,7 @@ class NumformerConfig:
             )
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype is {self.dtype!r}; choose 'float32' or 'bfloat16'")
+        check_remat(self.remat)
         if not 0.0 <= self.dropout_rate < 1.0:
             raise ValueError(f"dropout_rate is {self.dropout_rate}, outside [0, 1)")
 

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Self
 
+from ntl_jax.models.layers import Remat, check_remat
+
 ACTIVATIONS = ("relu", "gelu_new", "silu")
 
 _SIZES = (
@@ -42,7 +44,7 @@ class T5Config:
     decoder_start_token_id: int = 0
     dtype: str = "float32"  # of activations; parameters are always float32
     unroll_layers: bool = False  # slower to compile, at times faster to run
-    remat: bool = False  # recompute each layer in the backward pass
+    remat: Remat = False  # what of each layer the backward pass computes again
 
     def __post_init__(self):
         for name in _SIZES:
@@ -67,6 +69,7 @@ class T5Config:
                 f"feed_forward_proj is {self.feed_forward_proj!r}; choose one of "
                 f"{list(ACTIVATIONS)}, or one of them after 'gated-'"
             )
+        check_remat(self.remat)
         if not 0.0 <= self.dropout_rate < 1.0:
             raise ValueError(f"dropout_rate is {self.dropout_rate}, outside [0, 1)")
 

@@ -51,7 +51,13 @@ def change(path: str, value):
         ("optimizer.clip_norm", 0.0, "--optimizer.clip-norm is 0.0"),
         ("evaluation.max_new_tokens", 0, "--evaluation.max-new-tokens is 0"),
         ("mesh", MeshConfig(data=3), "does not fill 8 device"),
-        ("mesh", MeshConfig(data=-1, fsdp=-1), "only one mesh axis can be -1"),
+        ("mesh", MeshConfig(fsdp=-1, tensor=-1), "can be -1, not fsdp and tensor"),
+        ("accumulate", 0, "--accumulate is 0: it must be at least 1"),
+        (
+            "accumulate",
+            3,
+            "--accumulate 3 does not divide the 1 rows that each of data",
+        ),
     ],
 )
 def test_contradictions_name_the_flag(path, value, message):
@@ -69,6 +75,11 @@ def test_mesh_shape_fills_in():
         "fsdp": 2,
         "tensor": 1,
     }
+    for axis in ("fsdp", "tensor"):
+        filled = mesh_shape(MeshConfig(**{axis: -1}), 8)
+        assert filled == {"data": 1, "fsdp": 1, "tensor": 1} | {axis: 8}
+    with pytest.raises(ConfigError, match=r"not fill 8 device.*product of the si"):
+        mesh_shape(MeshConfig(data=3, fsdp=-1), 8)
 
 
 @pytest.mark.parametrize("name", preset_names())
