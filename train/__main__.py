@@ -14,8 +14,10 @@ python -m train report FOLDER RUN [RUN ...]  compare finished runs, table and fi
 import argparse
 import logging
 import pathlib
+import signal
 import sys
 
+import jax
 import tyro
 from absl import flags
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -25,6 +27,7 @@ from train.compare import run_comparison
 from train.config import ConfigError, TrainConfig
 from train.data import DataError
 from train.describe import describe
+from train.hosts import from_first, is_coordinator, join, part_together
 from train.loop import RunInterruptedError, brief, run
 from train.predict import export, predict
 from train.presets import load_preset, preset_names
@@ -54,7 +57,8 @@ def main(arguments: list[str]) -> int:
         return 1
     except RunInterruptedError as error:
         print(error, file=sys.stderr)
-        return 130
+        # Schedulers send SIGTERM, and would count another status as a failure.
+        return 0 if error.by == signal.SIGTERM else 130
 
 
 def _log_to_stderr() -> None:
@@ -143,16 +147,34 @@ def parse_config(
 def train(preset: str, overrides: list[str]) -> None:
     """Trains a preset with overrides, twice where it asks for a baseline."""
     config = parse_config(preset, overrides)
-    run_dir = resolve_run_dir(config)
-    print(f"writing to {run_dir}", file=sys.stderr)
+    join(config.hosts)
+    if not is_coordinator():
+        logging.getLogger("train").setLevel(logging.WARNING)
+    if config.compilation_cache is not None:
+        jax.config.update("jax_compilation_cache_dir", config.compilation_cache)
+    run_dir = pathlib.Path(from_first(lambda: str(resolve_run_dir(config))))
+    if is_coordinator():
+        print(f"writing to {run_dir}", file=sys.stderr)
+    summary = _train_in(run_dir, config)
+    if is_coordinator():
+        print(summary)
+    part_together()
+
+
+def _train_in(run_dir: pathlib.Path, config: TrainConfig) -> str:
+    """Trains, and returns what the first host prints in the end."""
     if config.cross_entropy_baseline:
-        print(run_comparison(config, run_dir))
-        return
+        return run_comparison(config, run_dir)
     result = run(config, run_dir)
-    for name, evaluated in result.results.items():
-        print(f"{name}: {brief(evaluated.metrics)}")
+    if not is_coordinator():
+        return ""
+    lines = [
+        f"{name}: {brief(evaluated.metrics)}"
+        for name, evaluated in result.results.items()
+    ]
     if result.results:
-        print(scores_of_run(run_dir))
+        lines.append(scores_of_run(run_dir))
+    return "\n".join(lines)
 
 
 def compile_for(preset: str, overrides: list[str]) -> int:

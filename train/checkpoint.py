@@ -1,66 +1,162 @@
 """Checkpoints with orbax: parameters, training state and config, one folder a step."""
 
 import dataclasses
+import logging
 import pathlib
-import zlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-import jax
-import numpy as np
 import orbax.checkpoint as ocp
 
 from train.config import ConfigError
+from train.digests import digests
+from train.hosts import check_everywhere, from_first
 from train.state import Params, TrainState
 
 FOLDER = "checkpoints"
+DAMAGED_FOLDER = "damaged"
+
+logger = logging.getLogger("train")
+T = TypeVar("T")
+
+
+class DamagedError(ConfigError):
+    """A checkpoint that cannot be read, or whose arrays are not those saved."""
 
 
 class Checkpointer:
     """Saves and restores train states under `run_dir/checkpoints`.
 
     The parameters are an item of their own, so that prediction and export read a third
-    of the bytes. Saving is asynchronous; leaving the context waits for it.
+    of the bytes. Saving is asynchronous; leaving the context waits for it. A folder
+    gets its name when all in it is written: killed before that, it does not count.
+
+    Args:
+        run_dir: the run's folder, on storage that every host sees.
+        keep: for the run that writes here, how many checkpoints to keep; what a killed
+            run left half-written is then removed.
     """
 
     def __init__(self, run_dir: pathlib.Path, *, keep: int | None = None) -> None:
-        self._manager = ocp.CheckpointManager(
-            (run_dir / FOLDER).absolute(),
-            options=ocp.CheckpointManagerOptions(max_to_keep=keep),
-            item_names=("params", "training", "config", "checksums"),
-        )
+        self._run_dir = run_dir
+        self._pending: int | None = None
+        folder = run_dir / FOLDER
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"{folder} is a file: move it away.")
+        try:
+            self._manager = ocp.CheckpointManager(
+                folder.absolute(),
+                options=ocp.CheckpointManagerOptions(
+                    max_to_keep=keep, cleanup_tmp_directories=keep is not None
+                ),
+                item_names=("params", "training", "config", "checksums"),
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} cannot be used ({error.strerror}): make it a "
+                "folder that this user can read and write."
+            ) from error
 
     def __enter__(self) -> "Checkpointer":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._manager.wait_until_finished()
-        self._manager.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            self.wait()
+        except ConfigError:
+            if kind is None:
+                raise
+            logger.exception("the last checkpoint was not written either")
+        finally:
+            self._manager.close()
+
+    def wait(self) -> None:
+        """Waits until what was saved is on disk.
+
+        Raises:
+            ConfigError: it could not be written.
+        """
+        with self._writing():
+            self._manager.wait_until_finished()
+            self._manager.check_for_errors()
 
     def latest_step(self) -> int | None:
         """The newest complete step, or None."""
         return self._manager.latest_step()
 
     def save(self, state: TrainState, config: dict[str, Any]) -> None:
-        """Writes the state under its own step, unless that step is there already."""
+        """Writes the state under its own step, unless that step is there already.
+
+        Raises:
+            ConfigError: this save or the one before could not be written.
+        """
         step = int(state.step)
         if self._manager.latest_step() == step:
             return
-        sums = checksums({"params": state.params, "training": _training(state)})
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardSave(state.params),
-                training=ocp.args.StandardSave(_training(state)),
-                config=ocp.args.JsonSave(config),
-                checksums=ocp.args.JsonSave(sums),
-            ),
-        )
+        self.wait()  # so that an error is of the step that it names
+        sums = digests({"params": state.params, "training": _training(state)})
+        self._pending = step
+        with self._writing():
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    params=ocp.args.StandardSave(state.params),
+                    training=ocp.args.StandardSave(_training(state)),
+                    config=ocp.args.JsonSave(config),
+                    checksums=ocp.args.JsonSave(sums),
+                ),
+            )
+
+    def _writing(self) -> "_Writing":
+        return _Writing(self._run_dir / FOLDER, self._pending)
+
+    def newest(self, read: Callable[[int], T]) -> tuple[int, T] | None:
+        """What `read` makes of the newest step that is whole; None without any step.
+
+        Raises:
+            DamagedError: no step is whole.
+        """
+        damaged: DamagedError | None = None
+        for step in sorted(self._manager.all_steps(), reverse=True):
+            try:
+                found = read(step)
+            except DamagedError as error:
+                logger.warning("%s", error)
+                damaged = error
+                continue
+            if damaged is not None:
+                logger.warning("taking the checkpoint of step %d in its place", step)
+            return step, found
+        if damaged is not None:
+            raise damaged
+        return None
+
+    def set_aside_after(self, step: int) -> None:
+        """Moves the checkpoints after `step`, which are damaged, out of the way."""
+        later = [other for other in self._manager.all_steps() if other > step]
+        if not later:
+            return
+
+        def move() -> list[str]:
+            moved = []
+            for other in later:
+                target = self._run_dir / DAMAGED_FOLDER / str(other)
+                while target.exists():
+                    target = target.with_name(target.name + "-again")
+                target.parent.mkdir(exist_ok=True)
+                (self._run_dir / FOLDER / str(other)).rename(target)
+                moved.append(str(target))
+            return moved
+
+        for place in from_first(move):
+            logger.warning("moved the damaged checkpoint to %s", place)
+        self._manager.reload()
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """Reads a state into the shapes, dtypes and shardings of `abstract`.
 
         Raises:
-            ConfigError: the files are incomplete, or their bytes are not those saved.
+            DamagedError: the files are incomplete, or their arrays not those saved.
         """
         restored = self._restore(
             step,
@@ -80,43 +176,72 @@ class Checkpointer:
         item = ocp.args.StandardRestore(abstract)
         return self._restore(step, params=item)["params"]
 
+    def newest_params(self, abstract: Params) -> Params:
+        """The parameters of the newest step that is whole.
+
+        Raises:
+            ConfigError: there is no step.
+            DamagedError: there is none that is whole.
+        """
+        found = self.newest(lambda step: self.restore_params(step, abstract))
+        if found is None:
+            raise ConfigError(f"{self._run_dir} holds no finished checkpoint.")
+        return found[1]
+
     def _restore(self, step: int, **items: Any) -> Any:
+        why, restored, sums = "", None, {}
         try:
             restored = self._manager.restore(step, args=ocp.args.Composite(**items))
             sums = self._manager.restore(
                 step, args=ocp.args.Composite(checksums=ocp.args.JsonRestore())
             )["checksums"]
         except Exception as error:
-            # orbax may wrap tensorstore's word on damaged files in a bare Exception.
-            known = isinstance(error, (ValueError, LookupError, OSError))
-            if not known and type(error) is not Exception:
+            if not _of_files(error):
                 raise
-            raise ConfigError(self._damaged(step, str(error).split("\n")[0])) from error
-        found = checksums({name: restored[name] for name in items})
-        wrong = [name for name, value in found.items() if sums.get(name) != value]
-        if wrong:
-            raise ConfigError(self._damaged(step, f"the bytes of {wrong[0]} changed"))
+            why = str(error).split("\n")[0][:200]
+        check_everywhere(not why, self._damaged(step, why), DamagedError)
+        assert restored is not None
+        found = digests({name: restored[name] for name in items})
+        for name, value in found.items():
+            if sums.get(name) != value:
+                changed = f"{name} is {value}, and was {sums.get(name)} when saved"
+                raise DamagedError(self._damaged(step, changed))
         return restored
 
     def _damaged(self, step: int, why: str) -> str:
         return (
             f"the checkpoint {self._manager.directory / str(step)} cannot be read "
-            f"({why[:200]}): copy it anew, or delete the folder to use an older one."
+            f"({why}): copy it anew, or delete the folder to use an older one."
         )
 
 
-def checksums(tree: Any) -> dict[str, int]:
-    """The CRC-32 of every array's bytes, by its path.
+class _Writing:
+    """Says of errors of the file system which checkpoint is lost, and which is not."""
 
-    Orbax reads flipped bytes without a word.
+    def __init__(self, folder: pathlib.Path, step: int | None) -> None:
+        self._folder, self._step = folder, step
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        if error is None or not _of_files(error):
+            return
+        raise ConfigError(
+            f"the checkpoint of step {self._step} could not be written to "
+            f"{self._folder} ({str(error).splitlines()[0][:200]}). Those before it are "
+            "whole: make room, then continue with --resume."
+        ) from error
+
+
+def _of_files(error: BaseException) -> bool:
+    """Whether orbax means damaged or unwritable files, and not a bug.
+
+    It may wrap tensorstore's word in a bare Exception.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): zlib.crc32(
-            np.ascontiguousarray(leaf).view(np.uint8).data
-        )
-        for path, leaf in leaves
-    }
+    return isinstance(error, ValueError | LookupError | OSError) or (
+        type(error) is Exception
+    )
 
 
 def _training(state: TrainState) -> dict[str, Any]:
@@ -130,8 +255,3 @@ def has_checkpoint(run_dir: pathlib.Path) -> bool:
     """Whether `run_dir` holds a complete checkpoint."""
     folder = run_dir / FOLDER
     return folder.is_dir() and any(child.name.isdigit() for child in folder.iterdir())
-
-
-def is_coordinator() -> bool:
-    """Whether this process writes the files that are written once."""
-    return jax.process_index() == 0

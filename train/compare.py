@@ -5,6 +5,7 @@ import logging
 import pathlib
 
 from train.config import NUMBER_TERMS, ConfigError, LossConfig, TrainConfig
+from train.hosts import is_coordinator
 from train.loop import run
 from train.report import report
 
@@ -53,12 +54,12 @@ def run_comparison(config: TrainConfig, run_dir: pathlib.Path) -> str:
     """Trains every variant in a folder of its own below `run_dir`, and compares them.
 
     Returns:
-        The table, which is also written to comparison.md; comparison.png stands beside
-        it.
+        On the first host, the table, which is also written to comparison.md;
+        comparison.png stands beside it.
     """
     run_dirs = {}
     for name, variant in variants(config).items():
         logger.info("training with %s", name)
         run_dirs[name] = run_dir / folder_name(name)
         run(variant, run_dirs[name])
-    return report(run_dirs, run_dir)
+    return report(run_dirs, run_dir) if is_coordinator() else ""

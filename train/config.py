@@ -7,6 +7,7 @@ import tyro
 
 from ntl_jax.models import Config, T5Config
 from train.data_config import DataConfig as DataConfig
+from train.hosts_config import HostsConfig
 from train.loss_config import NUMBER_TERMS as NUMBER_TERMS
 from train.loss_config import LossConfig as LossConfig
 from train.validate import ConfigError as ConfigError
@@ -95,6 +96,7 @@ class TrainConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     mesh: MeshConfig = MeshConfig()
     evaluation: EvalConfig = EvalConfig()
+    hosts: HostsConfig = dataclasses.field(default_factory=HostsConfig)
     tokenizer: str = "builtin"
     """builtin, a folder, or a Hugging Face hub id."""
     split_digits: bool = True
@@ -139,6 +141,8 @@ class TrainConfig:
     """Where everything is written (default: runs/NAME, numbered if it exists)."""
     resume: bool = False
     """Continue the newest run of this name, or the one in run_dir, to the last bit."""
+    compilation_cache: str | None = None
+    """Folder that keeps compiled programs between runs; None compiles anew."""
 
     def validate(self, num_devices: int) -> None:
         """Raises ConfigError where fields contradict each other or the machine."""

@@ -19,6 +19,7 @@ from ntl_jax.tokenization.hugging_face import Tokenizer
 from ntl_jax.value_scales import ValueScale
 from train.data import Row, TokenizedDataset, eval_batches
 from train.data.transforms import IGNORE_INDEX
+from train.hosts import Watchdog, gathered, place
 from train.regression import written
 from train.scores import Answers, answer_metrics, answer_tables, plain
 from train.state import Params, Task
@@ -72,15 +73,19 @@ class Evaluator:
         collected = _Collected(self._task.vocab.values)
         tokens: list[list[int]] = []
         labels: list[list[int]] = []
-        for host_batch in eval_batches(dataset, batch_size=config.batch_size):
-            batch = jax.device_put(host_batch, sharding)
-            outputs = self._eval_step(params, batch)
-            collected.add(outputs)
-            real = int(host_batch["weights"].sum())
-            tokens += self._answer(params, batch, outputs)[:real]
-            labels += [
-                row[row != IGNORE_INDEX].tolist() for row in host_batch["labels"][:real]
-            ]
+        everything = np.arange(config.batch_size)
+        with Watchdog(self._task.config.hosts.stuck_after) as watchdog:
+            for host_batch in eval_batches(dataset, batch_size=config.batch_size):
+                batch = place(host_batch, sharding, everything, config.batch_size)
+                outputs = gathered(self._eval_step(params, batch))
+                collected.add(outputs)
+                real = int(host_batch["weights"].sum())
+                tokens += self._answer(params, batch, outputs)[:real]
+                labels += [
+                    row[row != IGNORE_INDEX].tolist()
+                    for row in host_batch["labels"][:real]
+                ]
+                watchdog.pat()
         if not tokens:
             raise ValueError("an evaluation set is empty: give it at least one row.")
         predictions = [self._tokenizer.decode(row) for row in tokens]
@@ -113,7 +118,7 @@ class Evaluator:
         )
         end = task.model.eos_token_id
         rows = []
-        for row in np.asarray(generated.tokens).tolist():
+        for row in gathered(generated.tokens).tolist():
             rows.append(row[: row.index(end) + 1] if end in row else row)
         return rows
 

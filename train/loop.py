@@ -11,10 +11,19 @@ import jax.numpy as jnp
 
 from ntl_jax.models import Config, count_parameters
 from ntl_jax.sharding import batch_sharding, make_mesh
-from train.checkpoint import Checkpointer, has_checkpoint, is_coordinator
+from train.checkpoint import Checkpointer, has_checkpoint
 from train.config import ConfigError, TrainConfig, mesh_shape
 from train.data import train_batches
 from train.evaluate import Evaluator, SetResult, write_predictions
+from train.hosts import (
+    Watchdog,
+    check_everywhere,
+    from_first,
+    is_coordinator,
+    local_rows,
+    place,
+    several,
+)
 from train.inputs import (
     Inputs,
     layout,
@@ -25,7 +34,7 @@ from train.inputs import (
 )
 from train.model import model_dict, model_of_dict, with_head, with_tokenizer
 from train.pretrained import check_model, fit_vocabulary, pretrained_params
-from train.progress import IntervalLog, StopSignal
+from train.progress import CompileTimes, IntervalLog, StopSignal
 from train.rundir import (
     CONFIG_FILE,
     check_same_run,
@@ -42,7 +51,15 @@ logger = logging.getLogger("train")
 
 
 class RunInterruptedError(Exception):
-    """The run was asked to stop; its last step is saved."""
+    """The run was asked to stop; its last step is saved.
+
+    Attributes:
+        by: the signal's number.
+    """
+
+    def __init__(self, message: str, by: int) -> None:
+        super().__init__(message)
+        self.by = by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,27 +81,20 @@ def run(config: TrainConfig, run_dir: pathlib.Path) -> RunResult:
     """
     # ------------------------------------------------------------ devices and mesh
     config.validate(jax.device_count())
-    if jax.process_count() > 1:
-        raise ConfigError(
-            "training runs in one process so far, on any number of chips."
-        )
     sizes = mesh_shape(config.mesh, jax.device_count())
     mesh = make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"])
 
     # ------------------------------------------------------------ folder
-    old = (run_dir / CONFIG_FILE).exists() or has_checkpoint(run_dir)
-    if config.resume and old:
-        check_same_run(run_dir, config)
+    old_model = from_first(lambda: _model_of_run(run_dir, config))
 
     # ------------------------------------------------------------ text, model
-    resuming = config.resume and old
-    if not resuming:
+    if old_model is None:
         check_model(config)
     tokenizer = open_tokenizer(
         tokenizer_name(config), config.split_digits, config.number_tokens
     )
-    if resuming:
-        model = _model_of_run(run_dir)
+    if old_model is not None:
+        model = model_of_dict(old_model)
     else:
         grow = config.init_from is not None or config.number_tokens == "places"
         tensor = sizes["tensor"]
@@ -93,19 +103,22 @@ def run(config: TrainConfig, run_dir: pathlib.Path) -> RunResult:
     inputs = load_inputs(config, model, tokenizer)
     vocab = make_vocab(config, model, inputs)
     task = make_task(config, model, vocab, mesh)
-    make_folder(run_dir)
-    write_config(
-        run_dir,
-        config,
-        resolved_model=model_dict(model),
-        resolved_tokenizer=tokenizer_name(config),
+    from_first(lambda: _open_folder(run_dir, config, model))
+    check_everywhere(
+        (run_dir / CONFIG_FILE).exists(),
+        f"{run_dir} is not the folder that host 0 writes to: name one on storage that "
+        "all hosts share, with --run-dir.",
     )
 
     # ------------------------------------------------------------ state
     with Checkpointer(run_dir, keep=config.keep_checkpoints) as checkpointer:
-        last = checkpointer.latest_step() if config.resume else None
-        if last is not None:
-            state = checkpointer.restore(last, abstract_state(task))
+        abstract = abstract_state(task)
+        found = None
+        if config.resume:
+            found = checkpointer.newest(lambda at: checkpointer.restore(at, abstract))
+        if found is not None:
+            last, state = found
+            checkpointer.set_aside_after(last)
             logger.info("resuming %s at step %d", run_dir, last)
         else:
             state = init_state(task, pretrained_params(task))
@@ -147,21 +160,29 @@ def _train(
     config = task.config
     first = int(state.step)
     train_step = compile_train_step(task)
-    sharding = batch_sharding(task.mesh)
+    sharding, batch_size = batch_sharding(task.mesh), config.data.batch_size
+    rows = local_rows(sharding, batch_size)
     batches = train_batches(
         inputs.train,
-        batch_size=config.data.batch_size,
+        batch_size=batch_size,
         seed=config.data.seed,
         start_step=first,
         buckets=inputs.buckets,
+        rows=rows,
     )
     log = IntervalLog(state.params, first, config.steps, writer)
-    with StopSignal() as stop, log, contextlib.closing(batches):
+    watchdog, compiling = Watchdog(config.hosts.stuck_after), CompileTimes(log)
+    with StopSignal() as stop, log, contextlib.closing(batches), watchdog:
         for step in range(first + 1, config.steps + 1):
             host_batch = next(batches)
-            state, metrics = train_step(state, jax.device_put(host_batch, sharding))
-            log.add(step, inputs.train.count_tokens(host_batch), metrics)
-            save = _due(step, config.checkpoint_every) or stop.requested
+            batch = place(host_batch, sharding, rows, batch_size)
+            with compiling.first_of(batch):
+                state, metrics = train_step(state, batch)
+            tokens = inputs.train.count_tokens(host_batch) * batch_size / len(rows)
+            log.add(step, tokens, metrics)
+            watchdog.pat()
+            stopping = stop.wanted(step)
+            save = _due(step, config.checkpoint_every) or stopping
             evaluate = _due(step, config.evaluation.every) and step < config.steps
             if save or evaluate or _due(step, config.log_every) or step == config.steps:
                 log.flush()  # raises before a state that is not finite could be saved
@@ -170,9 +191,9 @@ def _train(
                 log.restart_clock()
             if save:
                 checkpointer.save(state, config_dict(config))
-            if stop.requested:
+            if stopping:
                 raise RunInterruptedError(
-                    f"stopped at step {step}; --resume continues there."
+                    f"stopped at step {step}; --resume continues there.", stop.signal
                 )
     return state
 
@@ -200,20 +221,35 @@ def _evaluate(
     return dataclasses.replace(state, plateau=plateau)
 
 
-def _model_of_run(run_dir: pathlib.Path) -> Config:
-    """The model of an old run, its vocabulary fitted to the mesh that it had then."""
+def _model_of_run(run_dir: pathlib.Path, config: TrainConfig) -> dict[str, Any] | None:
+    """The model of the run to resume, its vocabulary fitted to the mesh it had then."""
+    old = (run_dir / CONFIG_FILE).exists() or has_checkpoint(run_dir)
+    if not (config.resume and old):
+        return None
+    check_same_run(run_dir, config)
     fields = read_config(run_dir).get("resolved_model")
     if fields is None:
         raise ConfigError(f"{run_dir / CONFIG_FILE} lacks resolved_model.")
-    return model_of_dict(fields)
+    return fields
+
+
+def _open_folder(run_dir: pathlib.Path, config: TrainConfig, model: Config) -> None:
+    make_folder(run_dir)
+    write_config(
+        run_dir,
+        config,
+        resolved_model=model_dict(model),
+        resolved_tokenizer=tokenizer_name(config),
+    )
 
 
 def _log_start(state: TrainState, task: Task, inputs: Inputs) -> None:
     logger.info(
-        "%s parameters on %d %s device(s), mesh %s",
+        "%s parameters on %d %s device(s)%s, mesh %s",
         f"{count_parameters(state.params, task.model):,}",
         jax.device_count(),
         jax.devices()[0].platform,
+        f" of {jax.process_count()} hosts" if several() else "",
         dict(task.mesh.shape),
     )
     for line in layout(inputs):

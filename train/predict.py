@@ -70,10 +70,7 @@ def load_run(run_dir: pathlib.Path) -> TrainedModel:
         jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0)),
     )
     with Checkpointer(run_dir) as checkpointer:
-        step = checkpointer.latest_step()
-        if step is None:
-            raise ConfigError(f"{run_dir} holds no finished checkpoint.")
-        params = checkpointer.restore_params(step, abstract)
+        params = checkpointer.newest_params(abstract)
     tokenizer = open_tokenizer(
         config["resolved_tokenizer"],
         config["split_digits"],

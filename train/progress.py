@@ -1,15 +1,23 @@
 """Per-step metrics gathered into log rows, a progress bar, and the nan check."""
 
+import contextlib
+import logging
+import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from tqdm import tqdm
 
+from train.hosts import is_coordinator, mean_over_hosts, several
 from train.writer import MetricWriter
+
+logger = logging.getLogger("train")
 
 
 class NonFiniteError(ArithmeticError):
@@ -32,12 +40,13 @@ class IntervalLog:
         ]
         self._writer = writer
         self._pending: list[tuple[int, dict[str, jax.Array]]] = []
-        self._tokens = 0
+        self._tokens = 0.0
         self._bar = tqdm(
             total=steps,
             initial=first,
             unit="step",
             dynamic_ncols=True,
+            disable=not is_coordinator(),
             mininterval=0.5 if sys.stderr.isatty() else 30.0,
         )
         self._start = time.perf_counter()
@@ -48,8 +57,14 @@ class IntervalLog:
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
-    def add(self, step: int, tokens: int, metrics: dict[str, Any]) -> None:
-        """Notes a step that was dispatched, on a batch of so many tokens."""
+    def add(self, step: int, tokens: float, metrics: dict[str, Any]) -> None:
+        """Notes a step that was dispatched, on a batch of so many tokens.
+
+        Args:
+            step: its number.
+            tokens: of the whole batch, as this process estimates from its own rows.
+            metrics: scalars on the devices.
+        """
         self._pending.append((step, metrics))
         self._tokens += tokens
         self._bar.update()
@@ -57,6 +72,10 @@ class IntervalLog:
     def restart_clock(self) -> None:
         """Leaves what was done since the last flush out of the rates."""
         self._start = time.perf_counter()
+
+    def leave_out(self, seconds: float) -> None:
+        """Leaves so many of the seconds since the last flush out of the rates."""
+        self._start += seconds
 
     def flush(self) -> None:
         """Waits for all noted steps, checks them and writes their row.
@@ -78,13 +97,13 @@ class IntervalLog:
         }
         values["learning_rate"] = float(rows[-1]["learning_rate"])
         values["steps_per_s"] = len(rows) / seconds
-        values["tokens_per_s"] = self._tokens / seconds
+        values["tokens_per_s"] = mean_over_hosts(self._tokens) / seconds
         self._writer.write(self._pending[-1][0], "train", values)
         self._bar.set_postfix_str(
             f"loss {values['loss']:.4f}, {values['tokens_per_s']:,.0f} tokens/s",
             refresh=sys.stderr.isatty(),  # a log file gets a line every 30 s
         )
-        self._pending, self._tokens = [], 0
+        self._pending, self._tokens = [], 0.0
         self.restart_clock()
 
     def _check(self, step: int, row: dict[str, Any]) -> None:
@@ -106,15 +125,50 @@ class IntervalLog:
         )
 
 
+class CompileTimes:
+    """Says how long each shape of batch took to compile, and leaves it out of rates."""
+
+    def __init__(self, log: IntervalLog) -> None:
+        self._log = log
+        self._seen: set[tuple[tuple[int, ...], ...]] = set()
+
+    @contextlib.contextmanager
+    def first_of(self, batch: dict[str, jax.Array]) -> Iterator[None]:
+        """Times the body where no batch of these shapes was seen before."""
+        shapes = tuple(array.shape for array in batch.values())
+        if shapes in self._seen:
+            yield
+            return
+        start = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - start
+        self._seen.add(shapes)
+        self._log.leave_out(seconds)
+        rows, length = batch["input_ids"].shape
+        logger.info(
+            "compiled the step for %d x %d + %d tokens in %.1f s",
+            rows,
+            length,
+            batch["labels"].shape[1],
+            seconds,
+        )
+
+
 class StopSignal:
-    """Turns SIGINT and SIGTERM into a wish to stop, read after each step."""
+    """Turns SIGINT and SIGTERM into a wish to stop, which all hosts share.
+
+    The same signal once more ends the process at once.
+    """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.signal: int = signal.SIGTERM
+        self._requested = False
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignal":
-        for number in (signal.SIGINT, signal.SIGTERM):
+        # Of several hosts, JAX listens for SIGTERM itself, to agree on a step.
+        numbers = (signal.SIGINT,) if several() else (signal.SIGINT, signal.SIGTERM)
+        for number in numbers:
             self._previous[number] = signal.signal(number, self._request)
         return self
 
@@ -122,5 +176,14 @@ class StopSignal:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _request(self, *_: object) -> None:
-        self.requested = True
+    def wanted(self, step: int) -> bool:
+        """Whether to stop after this step: the same answer on every host."""
+        if several():
+            return multihost_utils.reached_preemption_sync_point(step)
+        return self._requested
+
+    def _request(self, number: int, _: object) -> None:
+        self.signal, self._requested = number, True
+        signal.signal(number, signal.SIG_DFL)
+        if several():
+            os.kill(os.getpid(), signal.SIGTERM)

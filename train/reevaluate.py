@@ -155,7 +155,4 @@ def _restored(run_dir: pathlib.Path, task: Task):
         shardings,
     )
     with Checkpointer(run_dir) as checkpointer:
-        step = checkpointer.latest_step()
-        if step is None:
-            raise ConfigError(f"{run_dir} holds no finished checkpoint.")
-        return checkpointer.restore_params(step, abstract)
+        return checkpointer.newest_params(abstract)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import tempfile
 from typing import Any
@@ -16,6 +17,8 @@ CONFIG_FILE = "config.json"
 
 MAY_DIFFER = {
     "mesh",
+    "hosts",
+    "compilation_cache",
     "log_every",
     "checkpoint_every",
     "keep_checkpoints",
@@ -157,10 +160,13 @@ def check_same_run(run_dir: pathlib.Path, config: TrainConfig) -> None:
         ConfigError: names every field that differs, with both values.
     """
     old, new = _flat(read_config(run_dir)), _flat(config_dict(config))
+    may_differ = MAY_DIFFER
+    if _may_go_on(old, new):
+        may_differ = MAY_DIFFER | {"steps"}
     differing = [
         f"--{key.replace('_', '-')}: {old.get(key)!r} then, {value!r} now"
         for key, value in new.items()
-        if key.split(".")[0] not in MAY_DIFFER and old.get(key) != value
+        if key.split(".")[0] not in may_differ and old.get(key) != value
     ]
     if differing:
         raise ConfigError(
@@ -168,6 +174,12 @@ def check_same_run(run_dir: pathlib.Path, config: TrainConfig) -> None:
             "these:\n  " + "\n  ".join(differing) + "\nGive the old ones, or train "
             "anew in another folder, without --resume."
         )
+
+
+def _may_go_on(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether more steps change nothing of those that were taken."""
+    more = new["steps"] > (old.get("steps") or math.inf)
+    return more and old.get("optimizer.schedule") in ("constant", "plateau")
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -44,6 +44,8 @@ _RANGES = {
         "clip_norm": _POSITIVE,
     },
     "evaluation": dict.fromkeys(("max_new_tokens", "beams"), _AT_LEAST_1),
+    "hosts": dict.fromkeys(("timeout", "lost_after", "stuck_after"), _AT_LEAST_1)
+    | {"count": _AT_LEAST_1, "index": _NOT_NEGATIVE},
 }
 """What each number may be; None is always allowed."""
 

@@ -6,8 +6,8 @@ import math
 import pathlib
 from typing import Any
 
-from train.checkpoint import is_coordinator
 from train.config import ConfigError
+from train.hosts import is_coordinator
 
 METRICS_FILE = "metrics.jsonl"
 

@@ -91,13 +91,8 @@ def test_processes_share_one_global_batch_of_one_length(processes):
     }
     whole = take(20, train_batches(rows, **options))
     shards = [
-        take(
-            20,
-            train_batches(
-                rows, **options, process_index=process, process_count=processes
-            ),
-        )
-        for process in range(processes)
+        take(20, train_batches(rows, **options, rows=part))
+        for part in np.split(np.arange(8), processes)
     ]
     joined = [
         {key: np.concatenate([shard[key] for shard in step]) for key in step[0]}

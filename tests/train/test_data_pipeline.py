@@ -197,28 +197,25 @@ def test_resume_equals_the_uninterrupted_stream(start):
 @pytest.mark.parametrize("processes", [1, 2, 3, 6])
 def test_processes_share_one_global_batch(processes):
     dataset = tokenize(arithmetic_questions(50, seed=0, max_operand=99))
-    for batches, n in ((train_batches, 12), (eval_batches, 5)):
-        options: dict[str, Any] = {"batch_size": 12} | (
-            {"seed": 1} if batches is train_batches else {}
-        )
-        whole = take(n, batches(dataset, **options))
-        shards = [
-            take(
-                n,
-                batches(
-                    dataset,
-                    **options,
-                    process_index=process,
-                    process_count=processes,
-                ),
-            )
-            for process in range(processes)
-        ]
-        joined = [
-            {key: np.concatenate([shard[key] for shard in step]) for key in step[0]}
-            for step in zip(*shards, strict=True)
-        ]
-        assert_equal(whole, joined)
+    options: dict[str, Any] = {"batch_size": 12, "seed": 1}
+    whole = take(12, train_batches(dataset, **options))
+    shards = [
+        take(12, train_batches(dataset, **options, rows=part))
+        for part in np.split(np.arange(12), processes)
+    ]
+    joined = [
+        {key: np.concatenate([shard[key] for shard in step]) for key in step[0]}
+        for step in zip(*shards, strict=True)
+    ]
+    assert_equal(whole, joined)
+
+
+def test_rows_of_a_process_need_not_lie_together():
+    dataset = tokenize(arithmetic_questions(50, seed=0, max_operand=99))
+    rows = np.asarray([0, 3, 4, 11])
+    (whole,) = take(1, train_batches(dataset, batch_size=12, seed=1))
+    (part,) = take(1, train_batches(dataset, batch_size=12, seed=1, rows=rows))
+    assert_equal([{key: value[rows] for key, value in whole.items()}], [part])
 
 
 @pytest.mark.parametrize(("n", "batch_size"), [(10, 4), (8, 4), (3, 4), (1, 1)])
@@ -257,11 +254,10 @@ def test_closing_ends_the_threads():
 
 def test_wrong_sizes_are_refused_at_the_call():
     dataset = numbered(5)
-    with pytest.raises(DataError, match="batch_size 6 must be a positive multiple"):
-        train_batches(dataset, batch_size=6, seed=0, process_count=4)
-    with pytest.raises(DataError, match="batch_size 0 must be"):
+    with pytest.raises(DataError, match="batch_size must be positive, got 0"):
         eval_batches(dataset, batch_size=0)
-    with pytest.raises(DataError, match=r"process_index must be in 0\.\.1, got 2"):
-        eval_batches(dataset, batch_size=2, process_index=2, process_count=2)
+    for rows, named in (([1, 6], r"\[6\]"), ([], "none")):
+        with pytest.raises(DataError, match=rf"must lie in 0\.\.5, got {named}"):
+            train_batches(dataset, batch_size=6, seed=0, rows=np.asarray(rows))
     with pytest.raises(DataError, match="must not be negative, got -1 and 0"):
         train_batches(dataset, batch_size=2, seed=0, start_step=-1)

@@ -171,13 +171,8 @@ def test_processes_share_one_global_batch(packed, processes):
     options: dict[str, Any] = {"batch_size": 8, "seed": 1}
     whole = take(20, train_batches(packed, **options))
     shards = [
-        take(
-            20,
-            train_batches(
-                packed, **options, process_index=process, process_count=processes
-            ),
-        )
-        for process in range(processes)
+        take(20, train_batches(packed, **options, rows=part))
+        for part in np.split(np.arange(8), processes)
     ]
     joined = [
         {key: np.concatenate([shard[key] for shard in step]) for key in step[0]}

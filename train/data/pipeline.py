@@ -22,8 +22,7 @@ def train_batches(
     seed: int,
     start_step: int = 0,
     buckets: Buckets | None = None,
-    process_index: int = 0,
-    process_count: int = 1,
+    rows: np.ndarray | None = None,
 ) -> Generator[Batch]:
     """Shuffled batches without end; each a pure function of (seed, step).
 
@@ -39,25 +38,25 @@ def train_batches(
         start_step: the first step to deliver.
         buckets: lengths to pad batches to, in the place of the longest row's; the rows
             of 64 steps are then dealt out anew, so that those of a batch are alike.
-        process_index: this process; it gets the process_index-th part of each batch.
-        process_count: how many processes share a batch.
+        rows: i64 [B], the places in each batch of the rows that this process reads,
+            where several share one; None reads all.
 
     Returns:
-        Batches as the dataset's `batch` makes them, B = batch_size / process_count.
-        Threads read ahead; closing the iterator ends them.
+        Batches as the dataset's `batch` makes them, of B rows. Threads read ahead;
+        closing the iterator ends them.
 
     Raises:
-        DataError: batch_size is not a positive multiple of process_count, an index is
-            out of range, or packed rows are to be put into buckets.
+        DataError: batch_size is not positive, a row is none of the batch, or packed
+            rows are to be put into buckets.
     """
-    local = _local_slice(batch_size, process_index, process_count)
+    local = _checked(rows, batch_size)
     if start_step < 0 or seed < 0:
         raise DataError(
             f"start_step and seed must not be negative, got {start_step} and {seed}"
         )
 
     def batch_at(step: int) -> Batch:
-        places = step * batch_size + np.arange(local.start, local.stop)
+        places = step * batch_size + local
         return dataset.batch(shuffled_rows(places, len(dataset), seed))
 
     if buckets is None:
@@ -73,29 +72,25 @@ def eval_batches(
     dataset: TokenizedDataset,
     *,
     batch_size: int,
-    process_index: int = 0,
-    process_count: int = 1,
 ) -> Generator[Batch]:
     """Every row once, in order; the last batch is filled up with rows of weight 0.
 
     Args:
         dataset: N rows.
-        batch_size: rows a batch, over all processes.
-        process_index: this process; it gets the process_index-th part of each batch.
-        process_count: how many processes share a batch.
+        batch_size: rows a batch.
 
     Returns:
         ceil(N / batch_size) batches, all of one shape, with ``weights`` f32[B] besides:
         1 for a row, 0 for filling (a copy of the last row).
 
     Raises:
-        DataError: as `train_batches`.
+        DataError: batch_size is not positive.
     """
-    local = _local_slice(batch_size, process_index, process_count)
+    places = _checked(None, batch_size)
     last = len(dataset) - 1
 
     def batch_at(step: int) -> Batch:
-        rows = step * batch_size + np.arange(local.start, local.stop)
+        rows = step * batch_size + places
         batch = dataset.eval_batch(np.minimum(rows, last))
         return batch | {"weights": (rows <= last).astype(np.float32)}
 
@@ -108,7 +103,7 @@ def _batches_in_buckets(
     dataset: TokenizedDataset | PackedDataset,
     batch_size: int,
     seed: int,
-    local: slice,
+    local: np.ndarray,
     buckets: Buckets,
 ) -> Callable[[int], Batch]:
     """A function from a step to a batch, whose length all its processes share."""
@@ -130,19 +125,19 @@ def _batches_in_buckets(
     return batch_at
 
 
-def _local_slice(batch_size: int, process_index: int, process_count: int) -> slice:
-    """The part of a global batch that belongs to this process."""
-    if not 0 <= process_index < process_count:
+def _checked(rows: np.ndarray | None, batch_size: int) -> np.ndarray:
+    """The places in a batch that this process reads."""
+    if batch_size < 1:
+        raise DataError(f"batch_size must be positive, got {batch_size}")
+    if rows is None:
+        return np.arange(batch_size)
+    outside = rows[(rows < 0) | (rows >= batch_size)]
+    if outside.size or not rows.size:
         raise DataError(
-            f"process_index must be in 0..{process_count - 1}, got {process_index}"
+            f"the rows of a process must lie in 0..{batch_size - 1}, got "
+            f"{outside.tolist() or 'none'}"
         )
-    if batch_size < 1 or batch_size % process_count:
-        raise DataError(
-            f"batch_size {batch_size} must be a positive multiple of the "
-            f"{process_count} processes"
-        )
-    size = batch_size // process_count
-    return slice(process_index * size, (process_index + 1) * size)
+    return rows
 
 
 def _closing(batches: grain.IterDataset) -> Generator[Batch]:

@@ -1,0 +1,116 @@
+"""Waiting for all hosts before JAX does, which would end the process without a word."""
+
+import json
+import logging
+import socket
+import time
+
+from train.config import ConfigError
+from train.hosts_config import HostsConfig
+
+logger = logging.getLogger("train")
+
+
+def roll_call(config: HostsConfig) -> None:
+    """Returns once every host has named itself to host 0.
+
+    Raises:
+        ConfigError: on every host that came, naming those that did not within
+            `config.timeout` seconds, or two that call themselves the same.
+    """
+    host, port = _address(config)
+    if config.index == 0:
+        trouble = _listen(port, config)
+    else:
+        trouble = _report(host, port, config)
+    if trouble:
+        raise ConfigError(trouble)
+
+
+def _address(config: HostsConfig) -> tuple[str, int]:
+    host, _, port = (config.coordinator or "").rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise ConfigError(
+            f"--hosts.coordinator {config.coordinator} is no address: give HOST:PORT, "
+            "host 0's name and a free port there, the same on every host."
+        )
+    return host.strip("[]"), int(port)
+
+
+def _listen(port: int, config: HostsConfig) -> str:
+    """Host 0: collects the others, then tells all of them what came of it."""
+    count = config.count or 1
+    deadline = time.monotonic() + config.timeout
+    found: dict[int, socket.socket] = {}
+    trouble = ""
+    try:
+        server = socket.create_server(("", port))
+    except OSError as error:
+        return (
+            f"--hosts.coordinator {config.coordinator}: host 0 cannot listen there "
+            f"({error.strerror}): name another port."
+        )
+    with server:
+        while len(found) < count - 1 and not trouble:
+            server.settimeout(max(deadline - time.monotonic(), 0.01))
+            try:
+                connection, _ = server.accept()
+                connection.settimeout(5)
+                said = json.loads(connection.recv(256))
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    trouble = _missing(set(found), config)
+                continue
+            except ValueError:
+                connection.close()  # something else that knocks at open ports
+                continue
+            trouble = _fault(said, set(found), count)
+            found[said["index"]] = connection
+    for connection in found.values():
+        connection.sendall(json.dumps({"trouble": trouble}).encode())
+        connection.close()
+    return trouble
+
+
+def _missing(found: set[int], config: HostsConfig) -> str:
+    absent = [i for i in range(1, config.count or 1) if i not in found]
+    return (
+        f"of --hosts.count {config.count} hosts, {len(absent)} did not come within "
+        f"{config.timeout} s (--hosts.timeout): {', '.join(map(str, absent))}. Start "
+        "the same command there with their --hosts.index, or leave out all --hosts "
+        "flags to train on this machine alone."
+    )
+
+
+def _fault(said: dict[str, int], found: set[int], count: int) -> str:
+    if said["count"] != count:
+        return (
+            f"host {said['index']} has --hosts.count {said['count']}, host 0 {count}: "
+            "give every host the same."
+        )
+    if said["index"] in found:
+        return f"two hosts have --hosts.index {said['index']}: give each its own."
+    return ""
+
+
+def _report(host: str, port: int, config: HostsConfig) -> str:
+    """Any other host: names itself to host 0, and waits for its word."""
+    deadline = time.monotonic() + config.timeout
+    silent = (
+        f"no word from host 0 at --hosts.coordinator {config.coordinator} within "
+        f"{config.timeout} s (--hosts.timeout): is it started, with the same address, "
+        "and can this machine reach the port?"
+    )
+    me = json.dumps({"index": config.index, "count": config.count}).encode()
+    while time.monotonic() < deadline:
+        try:
+            with socket.create_connection((host, port), timeout=5) as connection:
+                connection.settimeout(config.timeout + 10)
+                connection.sendall(me)
+                answer = connection.recv(2**16)
+            if answer:
+                return json.loads(answer)["trouble"]
+        except OSError:
+            logger.debug("host 0 does not listen yet")
+        time.sleep(0.2)
+    return silent
