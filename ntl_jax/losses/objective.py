@@ -256,7 +256,9 @@ class Objective:
             segment_ids=segment_ids,
             ignore_index=self.ignore_index,
         )
-        return by_place if weights is None else by_place * jnp.asarray(weights)
+        if weights is None:
+            return by_place
+        return by_place * jnp.asarray(weights).astype(jnp.float32)
 
 
 _OPTIONS = tuple(f.name for f in dataclasses.fields(Objective) if f.name not in _LEAVES)

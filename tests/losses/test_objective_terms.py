@@ -155,6 +155,16 @@ def test_weights_by_place_are_for_single_tokens(vocab, batch):
     np.testing.assert_allclose(total, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bool_, jnp.bfloat16])
+def test_weights_by_place_multiply_weights_of_any_dtype(vocab, batch, dtype):
+    _, labels, weights = batch
+    objective, kept = Objective(place_base=1.5), weights != 0
+    counts = objective.counts(labels, vocab, kept.astype(dtype))
+    expected = objective.counts(labels, vocab, kept.astype(jnp.float32))
+    assert counts == expected
+    assert expected["was"] > Objective().counts(labels, vocab, kept)["was"]
+
+
 def test_numbers_end_with_their_segment(vocab):
     # 53 and 7 packed after each other, or as one number 537.
     labels = jnp.array([[0, 9, 10]])
