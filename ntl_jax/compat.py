@@ -24,8 +24,8 @@ gradients are the same in float32. What differs, on purpose:
 * A batch without a number, or with no weight on one, gives a 0 that can be
   differentiated; its gradient is 0.
 * Integer labels of any width are accepted; arrays are JAX's or NumPy's.
-* A ``loss_function`` is called with (prediction, target) alone, not with ``reduction=``;
-  one that takes a mean of its own is an error.
+* A ``loss_function`` is called with (prediction, target) alone, not ``reduction=``; one
+  that takes a mean of its own is an error.
 * The columns of the logits are checked at every call. Labels outside the vocabulary and
   negative weights are found wherever the values are known, not under ``jit``.
 * A squash factor that is not above 1 is a ValueError, as are a vocabulary without
