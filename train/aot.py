@@ -99,6 +99,11 @@ def compile_ahead(config: TrainConfig, topology: str) -> AotReport:
     """
     devices = find_devices(topology)
     config.validate(len(devices))
+    if config.head != "lm":
+        raise ConfigError(
+            f"only models that write text are compiled ahead: --head {config.head} is "
+            "none, leave it out."
+        )
     sizes = mesh_shape(config.mesh, len(devices))
     mesh = make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"], devices=devices)
     model = fit_vocabulary(

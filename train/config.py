@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from ntl_jax.models import Config, T5Config
+from ntl_jax.models import AnyConfig, T5Config
 from train.data_config import DataConfig as DataConfig
 from train.hosts_config import HostsConfig
 from train.loss_config import NUMBER_TERMS as NUMBER_TERMS
@@ -89,7 +89,7 @@ class TrainConfig:
     name: str
     """Names the run folder."""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
-    model: Annotated[Config, tyro.conf.AvoidSubcommands] = dataclasses.field(
+    model: Annotated[AnyConfig, tyro.conf.AvoidSubcommands] = dataclasses.field(
         default_factory=T5Config.small
     )
     loss: LossConfig = dataclasses.field(default_factory=lambda: LossConfig(was=0.3))
@@ -107,11 +107,17 @@ class TrainConfig:
     """How numbers are written. places: digits that name their decimal place, which a T5
     reads with number encodings (the Regression Transformer); each counts as its digit,
     whatever number_policy says."""
-    head: Literal["lm", "regression"] = "lm"
-    """What answers. regression: a T5 with a regression head, which learns the last
-    number of each answer by squared error, and writes no text; --loss has no part."""
-    value_scale: Literal["none", "log1p"] = "none"
-    """regression: what numbers go through before the head learns them."""
+    head: Literal["lm", "regression", "numformer"] = "lm"
+    """What answers; the other two write no text. regression: a T5 with a regression
+    head, which learns the last number of each answer by squared error; --loss has no
+    part. numformer: xVal's encoder, of the model's sizes, which reads numbers as values
+    and fills in the last number of the answer."""
+    value_scale: Literal["none", "log1p", "minmax5"] = "none"
+    """regression, numformer: what numbers go through before the model reads or learns
+    them. minmax5: the training rows' range becomes -5 to 5, as in xVal."""
+    mask_rate: float | None = None
+    """numformer: training hides this share of all tokens at random, as xVal does; None
+    hides the answer's number alone, as the paper's baseline and evaluation do."""
     allow_low_coverage: bool = False
     """Train although under half of the digits in the answers land on number tokens."""
     init_from: str | None = None

@@ -41,7 +41,9 @@ def describe(config: TrainConfig) -> str:
         DataError: a file is missing or malformed.
     """
     name = tokenizer_name(config)
-    tokenizer = open_tokenizer(name, config.split_digits, config.number_tokens)
+    tokenizer = open_tokenizer(
+        name, config.split_digits, config.number_tokens, config.head
+    )
     splits = load_splits(config.data)
     sets = {"train": splits.train, **splits.evaluation}
     data = {key: _tokenized(rows, config, tokenizer) for key, rows in sets.items()}

@@ -13,13 +13,11 @@ import numpy as np
 
 from ntl_jax.generate import generate
 from ntl_jax.metrics import NumberTokenScores, number_token_scores
-from ntl_jax.models import T5RegressionConfig
 from ntl_jax.sharding import batch_sharding
-from ntl_jax.tokenization.hugging_face import Tokenizer
-from ntl_jax.value_scales import ValueScale
+from ntl_jax.tokenization import Tokenizer, XvalTokenizer
 from train.data import Row, TokenizedDataset, eval_batches
-from train.data.transforms import IGNORE_INDEX
 from train.hosts import Watchdog, gathered, place
+from train.number_answers import NumberModel, total_loss
 from train.regression import written
 from train.scores import Answers, answer_metrics, answer_tables, plain
 from train.state import Params, Task
@@ -54,7 +52,8 @@ class Evaluator:
     ) -> None:
         self._rows = rows
         self._task = task
-        self._tokenizer = tokenizer
+        is_xval = isinstance(tokenizer, XvalTokenizer)
+        self._tokenizer = tokenizer.base if is_xval else tokenizer  # of answers
         self._datasets = datasets
         self._eval_step = jax.jit(functools.partial(eval_step, task=task))
 
@@ -72,7 +71,6 @@ class Evaluator:
         sharding = batch_sharding(self._task.mesh)
         collected = _Collected(self._task.vocab.values)
         tokens: list[list[int]] = []
-        labels: list[list[int]] = []
         everything = np.arange(config.batch_size)
         with Watchdog(self._task.config.hosts.stuck_after) as watchdog:
             for host_batch in eval_batches(dataset, batch_size=config.batch_size):
@@ -81,13 +79,10 @@ class Evaluator:
                 collected.add(outputs)
                 real = int(host_batch["weights"].sum())
                 tokens += self._answer(params, batch, outputs)[:real]
-                labels += [
-                    row[row != IGNORE_INDEX].tolist()
-                    for row in host_batch["labels"][:real]
-                ]
                 watchdog.pat()
         if not tokens:
             raise ValueError("an evaluation set is empty: give it at least one row.")
+        labels = [dataset.targets[row].tolist() for row in range(len(dataset))]
         predictions = [self._tokenizer.decode(row) for row in tokens]
         metrics = self._losses(collected) | answer_metrics(
             Answers(rows, predictions, tokens, labels), config
@@ -103,9 +98,9 @@ class Evaluator:
         """The ids of every row's answer, without what follows end-of-sequence."""
         task, config = self._task, self._task.config.evaluation
         if outputs.predictions is not None:
-            scale = ValueScale(task.config.value_scale)
-            texts = written(np.asarray(outputs.predictions), scale)
+            texts = written(np.asarray(outputs.predictions), task.scale)
             return self._tokenizer.encode_batch(texts)
+        assert not isinstance(task.model, NumberModel)
         generated = generate(
             task.model,
             params,
@@ -124,8 +119,8 @@ class Evaluator:
 
     def _losses(self, collected: "_Collected") -> dict[str, float]:
         terms = jax.device_get(collected.terms)
-        if isinstance(self._task.model, T5RegressionConfig):
-            losses = {"loss": float(terms["squared_error"].mean)}
+        if isinstance(self._task.model, NumberModel):
+            losses = {"loss": float(total_loss(terms))}
         else:
             objective = evaluation_objective(self._task.objective)
             losses = {"loss": float(objective.total(terms))}

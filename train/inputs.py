@@ -5,13 +5,16 @@ import logging
 from collections.abc import Sequence
 from typing import cast
 
+import numpy as np
+
 from ntl_jax import NumberVocab
-from ntl_jax.models import Config, T5RegressionConfig
+from ntl_jax.models import AnyConfig, NumformerConfig, T5RegressionConfig
 from ntl_jax.number_grammar import find_numbers, last_number
 from ntl_jax.number_vocab import Policy
 from ntl_jax.tokenization import (
     RegressionTransformerTokenizer,
     Tokenizer,
+    XvalTokenizer,
     load_tokenizer,
     read_place_digit,
 )
@@ -20,17 +23,20 @@ from train.config import NUMBER_TERMS, ConfigError, TrainConfig
 from train.data import (
     Buckets,
     CausalDataset,
+    MaskedDataset,
     PackedDataset,
     Row,
     Splits,
     TokenizedDataset,
     load_splits,
     make_buckets,
+    mask_rows,
     pack,
     tokenize_rows,
 )
 from train.model import is_decoder_only
-from train.regression import with_numbers
+from train.number_answers import NumberModel
+from train.regression import last_numbers, with_numbers
 
 logger = logging.getLogger("train")
 
@@ -47,6 +53,8 @@ class Inputs:
     train: TokenizedDataset | PackedDataset
     evaluation: dict[str, TokenizedDataset]
     buckets: Buckets | None
+    scale: ValueScale
+    """What numbers go through that a model reads or answers with as numbers."""
 
 
 def tokenizer_name(config: TrainConfig) -> str:
@@ -57,10 +65,12 @@ def tokenizer_name(config: TrainConfig) -> str:
 
 
 def open_tokenizer(
-    name: str, split_digits: bool, number_tokens: str = "digits"
+    name: str, split_digits: bool, number_tokens: str = "digits", head: str = "lm"
 ) -> Tokenizer:
     """Loads a tokenizer; ConfigError where it cannot be had."""
     try:
+        if head == "numformer":
+            return XvalTokenizer(load_tokenizer(name))
         if number_tokens == "places":
             return RegressionTransformerTokenizer(load_tokenizer(name))
         return load_tokenizer(name, split_digits=split_digits)
@@ -69,9 +79,18 @@ def open_tokenizer(
 
 
 def load_inputs(
-    config: TrainConfig, model: Config, tokenizer: Tokenizer | None = None
+    config: TrainConfig,
+    model: AnyConfig,
+    tokenizer: Tokenizer | None = None,
+    scale: ValueScale | None = None,
 ) -> Inputs:
-    """Reads and tokenises every row once; None loads the tokenizer too.
+    """Reads and tokenises every row once.
+
+    Args:
+        config: the run's.
+        model: the model's config.
+        tokenizer: None loads the run's.
+        scale: of a run that goes on; None fits it to the training rows.
 
     Raises:
         ConfigError: the tokenizer has ids that the model has no row for.
@@ -79,7 +98,7 @@ def load_inputs(
     """
     name = tokenizer_name(config)
     tokenizer = tokenizer or open_tokenizer(
-        name, config.split_digits, config.number_tokens
+        name, config.split_digits, config.number_tokens, config.head
     )
     if len(tokenizer) > model.vocab_size:
         raise ConfigError(
@@ -95,22 +114,37 @@ def load_inputs(
     splits = load_splits(config.data)
     for set_name, rows in splits.evaluation.items():
         _count_numbers(set_name, rows)
+    if scale is None and isinstance(model, T5RegressionConfig):
+        scale = fitted(config, last_numbers(splits.train))
+    unfitted = scale or ValueScale("none")
+    train = tokenized(splits.train, config, model, tokenizer, unfitted)
+    if isinstance(train, MaskedDataset):
+        scale = scale or fitted(config, train.numbers())
+        train = dataclasses.replace(train, scale=scale)
+    scale = scale or ValueScale("none")
     evaluation = {
-        name: tokenized(rows, config, model, tokenizer)
+        name: tokenized(rows, config, model, tokenizer, scale)
         for name, rows in splits.evaluation.items()
     }
-    train = tokenized(splits.train, config, model, tokenizer)
     if config.data.packing:
         packed = _packed(train, config, model)
-        return Inputs(tokenizer, splits, packed, evaluation, None)
+        return Inputs(tokenizer, splits, packed, evaluation, None, scale)
     buckets = None
     if config.data.buckets > 1:
         buckets = make_buckets(train.lengths(), config.data.buckets)
-    return Inputs(tokenizer, splits, train, evaluation, buckets)
+    return Inputs(tokenizer, splits, train, evaluation, buckets, scale)
+
+
+def fitted(config: TrainConfig, numbers: np.ndarray) -> ValueScale:
+    """The scale that the run asks for, fitted to its training numbers."""
+    try:
+        return ValueScale.fit(config.value_scale, numbers)
+    except ValueError as error:
+        raise ConfigError(f"--value-scale {config.value_scale}: {error}.") from error
 
 
 def _packed(
-    train: TokenizedDataset, config: TrainConfig, model: Config
+    train: TokenizedDataset, config: TrainConfig, model: AnyConfig
 ) -> PackedDataset:
     packed = pack(train, seed=config.data.seed, length=config.data.packed_length)
     for name in ("n_positions", "max_position_embeddings"):
@@ -151,9 +185,34 @@ def layout(inputs: Inputs) -> list[str]:
 
 
 def tokenized(
-    rows: Sequence[Row], config: TrainConfig, model: Config, tokenizer: Tokenizer
+    rows: Sequence[Row],
+    config: TrainConfig,
+    model: AnyConfig,
+    tokenizer: Tokenizer,
+    scale: ValueScale | None = None,
 ) -> TokenizedDataset:
-    """Rows as ids; ConfigError where the model has no position for the last of them."""
+    """Rows as ids; ConfigError where the model has no position for the last of them.
+
+    Args:
+        rows: questions and answers.
+        config: the run's.
+        model: the model's config.
+        tokenizer: what the rows are read with.
+        scale: what numbers go through that the model answers with; None is the run's,
+            where there is nothing to fit.
+    """
+    scale = scale or fitted(config, np.empty(0))
+    if isinstance(tokenizer, XvalTokenizer):
+        masked = mask_rows(
+            rows,
+            tokenizer,
+            max_source_length=config.data.max_source_length,
+            max_target_length=config.data.max_target_length,
+            rate=config.mask_rate,
+        )
+        masked = dataclasses.replace(masked, scale=scale)
+        _check_length(masked, config, model)
+        return masked
     dataset = tokenize_rows(
         rows,
         tokenizer,
@@ -164,12 +223,21 @@ def tokenized(
     )
     _check_length(dataset, config, model)
     if isinstance(model, T5RegressionConfig):
-        return with_numbers(dataset, rows, ValueScale(config.value_scale))
+        return with_numbers(dataset, rows, scale)
     return dataset
 
 
-def _check_length(dataset: TokenizedDataset, config: TrainConfig, model: Config):
+def _check_length(dataset: TokenizedDataset, config: TrainConfig, model: AnyConfig):
     """A table of positions ends somewhere; generation goes beyond the prompt."""
+    if isinstance(model, NumformerConfig):
+        (length,) = dataset.shape
+        if length > model.max_positions:
+            raise ConfigError(
+                f"questions with their answers take up to {length} tokens, more than "
+                f"the model's {model.max_positions} positions: lower "
+                "--data.max-source-length or --data.max-target-length."
+            )
+        return
     most = getattr(model, "n_positions", None)
     if most is None or not isinstance(dataset, CausalDataset):
         return
@@ -213,7 +281,7 @@ def number_vocab(tokenizer: Tokenizer, vocab_size: int, policy: str) -> NumberVo
     )
 
 
-def make_vocab(config: TrainConfig, model: Config, inputs: Inputs) -> NumberVocab:
+def make_vocab(config: TrainConfig, model: AnyConfig, inputs: Inputs) -> NumberVocab:
     """The number tokens, after checking that the answers' digits land on them.
 
     Raises:
@@ -224,10 +292,13 @@ def make_vocab(config: TrainConfig, model: Config, inputs: Inputs) -> NumberVoca
         vocab = number_vocab(inputs.tokenizer, model.vocab_size, config.number_policy)
     except ValueError as error:
         raise ConfigError(f"--tokenizer {config.tokenizer}: {error}") from error
+    if isinstance(model, NumberModel):
+        logger.info("%s", _of_number_model(config, inputs))
+        return vocab
     answers = [row["answer"] for row in inputs.splits.train[:COVERAGE_ROWS]]
     coverage = vocab.coverage(inputs.tokenizer, answers)
     logger.info("%.1f%% of the digits in the answers are number tokens", 100 * coverage)
-    has_number_loss = not isinstance(model, T5RegressionConfig) and any(
+    has_number_loss = any(
         getattr(config.loss, term) is not None for term in NUMBER_TERMS
     )
     if (
@@ -247,3 +318,13 @@ def make_vocab(config: TrainConfig, model: Config, inputs: Inputs) -> NumberVoca
             "--number-policy numbers, or accept it with --allow-low-coverage."
         )
     return vocab
+
+
+def _of_number_model(config: TrainConfig, inputs: Inputs) -> str:
+    scale = inputs.scale
+    how = f"numbers go through {scale.kind}"
+    if scale.kind == "minmax5":
+        how += f" ({scale.low:g} to -5, {scale.high:g} to 5)"
+    if config.head == "numformer":
+        return f"{how}; hidden tokens are learned by cross entropy, numbers by squares"
+    return f"{how}; the head learns by squared error, in which --loss has no part"

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ntl_jax.models import Config, count_parameters
+from ntl_jax.models import AnyConfig, count_parameters
 from ntl_jax.sharding import batch_sharding, make_mesh
+from ntl_jax.value_scales import ValueScale
 from train.checkpoint import Checkpointer, has_checkpoint
 from train.config import ConfigError, TrainConfig, mesh_shape
 from train.data import train_batches
@@ -41,6 +42,7 @@ from train.rundir import (
     config_dict,
     make_folder,
     read_config,
+    value_scale_of,
     write_config,
 )
 from train.state import Task, TrainState, abstract_state, init_state, make_task
@@ -85,25 +87,31 @@ def run(config: TrainConfig, run_dir: pathlib.Path) -> RunResult:
     mesh = make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"])
 
     # ------------------------------------------------------------ folder
-    old_model = from_first(lambda: _model_of_run(run_dir, config))
+    old = from_first(lambda: _found_out_before(run_dir, config))
 
     # ------------------------------------------------------------ text, model
-    if old_model is None:
+    if old is None:
         check_model(config)
     tokenizer = open_tokenizer(
-        tokenizer_name(config), config.split_digits, config.number_tokens
+        tokenizer_name(config),
+        config.split_digits,
+        config.number_tokens,
+        config.head,
     )
-    if old_model is not None:
-        model = model_of_dict(old_model)
+    scale = None
+    if old is not None:
+        model = model_of_dict(old["model"])
+        scale = ValueScale(**old["scale"])
     else:
         grow = config.init_from is not None or config.number_tokens == "places"
+        grow = grow or config.head == "numformer"
         tensor = sizes["tensor"]
         model = fit_vocabulary(config.model, len(tokenizer), tensor, grow=grow)
         model = with_head(with_tokenizer(model, tokenizer), config.head)
-    inputs = load_inputs(config, model, tokenizer)
+    inputs = load_inputs(config, model, tokenizer, scale)
     vocab = make_vocab(config, model, inputs)
-    task = make_task(config, model, vocab, mesh)
-    from_first(lambda: _open_folder(run_dir, config, model))
+    task = make_task(config, model, vocab, mesh, inputs.scale)
+    from_first(lambda: _open_folder(run_dir, config, model, inputs.scale))
     check_everywhere(
         (run_dir / CONFIG_FILE).exists(),
         f"{run_dir} is not the folder that host 0 writes to: name one on storage that "
@@ -221,25 +229,32 @@ def _evaluate(
     return dataclasses.replace(state, plateau=plateau)
 
 
-def _model_of_run(run_dir: pathlib.Path, config: TrainConfig) -> dict[str, Any] | None:
-    """The model of the run to resume, its vocabulary fitted to the mesh it had then."""
+def _found_out_before(
+    run_dir: pathlib.Path, config: TrainConfig
+) -> dict[str, Any] | None:
+    """Of the run to resume: its model, whose vocabulary was fitted to the mesh it had
+    then, and its scale, which was fitted to its rows."""
     old = (run_dir / CONFIG_FILE).exists() or has_checkpoint(run_dir)
     if not (config.resume and old):
         return None
     check_same_run(run_dir, config)
-    fields = read_config(run_dir).get("resolved_model")
-    if fields is None:
+    content = read_config(run_dir)
+    if content.get("resolved_model") is None:
         raise ConfigError(f"{run_dir / CONFIG_FILE} lacks resolved_model.")
-    return fields
+    scale = dataclasses.asdict(value_scale_of(content))
+    return {"model": content["resolved_model"], "scale": scale}
 
 
-def _open_folder(run_dir: pathlib.Path, config: TrainConfig, model: Config) -> None:
+def _open_folder(
+    run_dir: pathlib.Path, config: TrainConfig, model: AnyConfig, scale: ValueScale
+) -> None:
     make_folder(run_dir)
     write_config(
         run_dir,
         config,
         resolved_model=model_dict(model),
         resolved_tokenizer=tokenizer_name(config),
+        resolved_value_scale=dataclasses.asdict(scale),
     )
 
 

@@ -8,16 +8,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int
 
 from ntl_jax.losses import Term, objective_from_hidden, stats_from_logits
-from ntl_jax.models import Config, GraniteConfig, Params, T5RegressionConfig
+from ntl_jax.models import AnyConfig, GraniteConfig, Params
 from ntl_jax.sharding import data_shards, on_mesh, param_shardings, split_rows
 from train.model import answer_hidden, answer_labels, label_segments
-from train.regression import number_terms
+from train.number_answers import NumberModel, answer_counts, answer_terms, total_loss
 from train.state import Task
 
 Batch = dict[str, jax.Array]
 """input_ids i32 [B, S], attention_mask bool [B, S], labels i32 [B, T], S = T for a
 decoder-only model. Where several texts share a row also segment_ids i32 [B, S], and for
-an encoder-decoder target_segment_ids i32 [B, T]; for a regression head targets f32 [B].
+an encoder-decoder target_segment_ids i32 [B, T]; for a regression head targets f32 [B];
+for a Numformer input_values and label_values f32 [B, S], S = T.
 In evaluation also weights f32 [B], 0 for the rows that only fill up the last batch, and
 for a decoder-only model prompt_ids and prompt_mask [B, P]."""
 
@@ -81,8 +82,8 @@ def _add_part(value_and_grad, counts: Counts, so_far: Any, piece: Any):
 
 def _counts(batch: Batch, task: Task) -> Counts:
     """What the sums of a whole batch are divided by."""
-    if isinstance(task.model, T5RegressionConfig):
-        return {"squared_error": jnp.float32(len(batch["targets"]))}
+    if isinstance(task.model, NumberModel):
+        return answer_counts(task.model, batch)
     labels, segments = (
         answer_labels(task.model, batch),
         label_segments(task.model, batch),
@@ -100,12 +101,12 @@ def _total_and_terms(
 ) -> tuple[Float32[Array, ""], Terms]:
     """The objective of a batch, or a part's share of it where counts are given."""
     model, objective, vocab = task.model, task.objective, task.vocab
-    if isinstance(model, T5RegressionConfig):
-        _, terms = number_terms(model, params, batch, dropout_key, row_offset)
-        term = terms["squared_error"]
-        if counts is not None:
-            term = term._replace(count=counts["squared_error"])
-        return term.mean, terms
+    if isinstance(model, NumberModel):
+        _, terms = answer_terms(model, params, batch, dropout_key, row_offset)
+        if counts is None:
+            return total_loss(terms), terms
+        shares = {n: term._replace(count=counts[n]) for n, term in terms.items()}
+        return total_loss(shares), terms
     answer = answer_hidden(model, params, batch, dropout_key, row_offset)
     segments = label_segments(model, batch)
     if task.config.fused_head:
@@ -135,6 +136,6 @@ def _total_and_terms(
     return total + share * answer.router_loss, terms
 
 
-def router_coefficient(model: Config) -> float:
+def router_coefficient(model: AnyConfig) -> float:
     """What the loss that balances experts is multiplied by."""
     return model.router_aux_loss_coef if isinstance(model, GraniteConfig) else 0.0

@@ -9,9 +9,11 @@ from jaxtyping import Array, Float, Float32, Int
 from ntl_jax.losses import shift_labels
 from ntl_jax.models import (
     T5,
+    AnyConfig,
     Config,
     GPT2Config,
     GraniteConfig,
+    NumformerConfig,
     Params,
     RegressionTransformerConfig,
     T5Config,
@@ -20,14 +22,19 @@ from ntl_jax.models import (
     shift_right,
 )
 from ntl_jax.models.decoder_only import DecoderOnly
-from ntl_jax.tokenization import RegressionTransformerTokenizer, Tokenizer
+from ntl_jax.tokenization import (
+    RegressionTransformerTokenizer,
+    Tokenizer,
+    XvalTokenizer,
+)
 from train.config import ConfigError
 
-_CONFIGS: dict[str, type[Config]] = {
+_CONFIGS: dict[str, type[AnyConfig]] = {
     config.__name__: config
     for config in (
         GPT2Config,
         GraniteConfig,
+        NumformerConfig,
         RegressionTransformerConfig,
         T5Config,
         T5RegressionConfig,
@@ -43,18 +50,21 @@ DROPOUT_RATES = (
 """Fields of the configs, of one family or another."""
 
 
-def is_decoder_only(model: Config) -> bool:
-    """Whether question and answer are one sequence."""
-    return not isinstance(model, T5Config)
+def is_decoder_only(model: AnyConfig) -> bool:
+    """Whether an answer is written behind its question, in one sequence."""
+    return isinstance(model, GPT2Config | GraniteConfig)
 
 
-def with_tokenizer(model: Config, tokenizer: Tokenizer) -> Config:
-    """The model as its tokenizer makes it: numbers with places have encodings.
+def with_tokenizer(model: AnyConfig, tokenizer: Tokenizer) -> AnyConfig:
+    """The model as its tokenizer makes it: numbers with places have encodings, and
+    numbers with values are read by a Numformer of the model's sizes.
 
     Args:
         model: the model's config, with a row for every token.
         tokenizer: what its texts are read with.
     """
+    if isinstance(tokenizer, XvalTokenizer):
+        return _numformer(model, tokenizer.num_id)
     if not isinstance(tokenizer, RegressionTransformerTokenizer):
         return model
     if not isinstance(model, T5Config):
@@ -63,21 +73,39 @@ def with_tokenizer(model: Config, tokenizer: Tokenizer) -> Config:
     return RegressionTransformerConfig.from_t5(model, first_number_id=first)
 
 
-def with_head(model: Config, head: str) -> Config:
+def _numformer(model: AnyConfig, num_id: int) -> NumformerConfig:
+    if isinstance(model, NumformerConfig):
+        return dataclasses.replace(model, num_id=num_id)
+    if not isinstance(model, T5Config):
+        raise ConfigError(f"a {type(model).__name__} cannot be made a Numformer.")
+    shared = {field.name for field in dataclasses.fields(NumformerConfig)}
+    shared.remove("layer_norm_epsilon")  # of another norm
+    fields = {
+        field.name: getattr(model, field.name)
+        for field in dataclasses.fields(model)
+        if field.name in shared
+    }
+    try:
+        return NumformerConfig(**fields, num_id=num_id)
+    except ValueError as error:
+        raise ConfigError(f"--head numformer, sizes of --model: {error}.") from error
+
+
+def with_head(model: AnyConfig, head: str) -> AnyConfig:
     """The model with the head that the run asks for."""
-    if head == "lm" or isinstance(model, T5RegressionConfig):
+    if head != "regression" or isinstance(model, T5RegressionConfig):
         return model
     if not isinstance(model, T5Config):
         raise ConfigError(f"a {type(model).__name__} has no regression head.")
     return T5RegressionConfig.from_t5(model)
 
 
-def model_dict(model: Config) -> dict[str, Any]:
+def model_dict(model: AnyConfig) -> dict[str, Any]:
     """A model's config as JSON holds it, with its class."""
     return {"class": type(model).__name__, **dataclasses.asdict(model)}
 
 
-def model_of_dict(fields: dict[str, Any]) -> Config:
+def model_of_dict(fields: dict[str, Any]) -> AnyConfig:
     """The inverse of `model_dict`; a dict without a class is a T5's.
 
     Raises:

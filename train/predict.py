@@ -11,15 +11,28 @@ from ntl_jax import NumberVocab
 from ntl_jax.generate import greedy
 from ntl_jax.hf import save_checkpoint
 from ntl_jax.losses import stats_from_logits
-from ntl_jax.models import Config, T5RegressionConfig, bind, init_params
-from ntl_jax.tokenization import Tokenizer
-from ntl_jax.value_scales import Kind, ValueScale
+from ntl_jax.models import (
+    AnyConfig,
+    NumformerConfig,
+    T5RegressionConfig,
+    bind,
+    init_params,
+)
+from ntl_jax.tokenization import Tokenizer, XvalTokenizer
+from ntl_jax.value_scales import ValueScale
 from train.checkpoint import Checkpointer
 from train.config import ConfigError
+from train.data.masked import question_row
 from train.inputs import number_vocab, open_tokenizer
 from train.model import answer_logits, is_decoder_only, model_of_dict
 from train.regression import written
-from train.rundir import CONFIG_FILE, make_folder, read_config, trained_runs
+from train.rundir import (
+    CONFIG_FILE,
+    make_folder,
+    read_config,
+    trained_runs,
+    value_scale_of,
+)
 from train.state import Params
 
 _NEEDED = {
@@ -37,14 +50,14 @@ _NEEDED = {
 class TrainedModel:
     """A run's parameters with what is needed to use them."""
 
-    model: Config
+    model: AnyConfig
     params: Params
     tokenizer: Tokenizer
     vocab: NumberVocab
     max_source_length: int
     max_new_tokens: int
     separator: str
-    value_scale: Kind = "none"
+    scale: ValueScale
 
     def encode(self, question: str) -> list[int]:
         """The ids that the model answers."""
@@ -75,6 +88,7 @@ def load_run(run_dir: pathlib.Path) -> TrainedModel:
         config["resolved_tokenizer"],
         config["split_digits"],
         config.get("number_tokens", "digits"),
+        config.get("head", "lm"),
     )
     vocab = number_vocab(tokenizer, model.vocab_size, config["number_policy"])
     return TrainedModel(
@@ -85,7 +99,7 @@ def load_run(run_dir: pathlib.Path) -> TrainedModel:
         max_source_length=config["data"]["max_source_length"],
         max_new_tokens=config["evaluation"]["max_new_tokens"],
         separator=config["data"].get("separator", ""),
-        value_scale=config.get("value_scale", "none"),
+        scale=value_scale_of(config),
     )
 
 
@@ -114,7 +128,9 @@ def answer_report(trained: TrainedModel, question: str) -> str:
     ids = jnp.asarray([encoded], jnp.int32)  # [1, S]
     if isinstance(trained.model, T5RegressionConfig):
         number = bind(trained.model, trained.params)(ids)
-        return written(np.asarray(number), ValueScale(trained.value_scale))[0]
+        return written(np.asarray(number), trained.scale)[0]
+    if isinstance(trained.model, NumformerConfig):
+        return _filled_in(trained, question)
     tokens = greedy(
         trained.model, trained.params, ids, max_new_tokens=trained.max_new_tokens
     )
@@ -130,6 +146,24 @@ def answer_report(trained: TrainedModel, question: str) -> str:
         cells = " ".join(f"{probability:5.3f}" for probability in row)
         lines.append(f"  {value:>5g} | {cells}")
     return "\n".join(lines) if is_number.any() else f"{answer} (no digit in it)"
+
+
+def _filled_in(trained: TrainedModel, question: str) -> str:
+    """What a Numformer fills in behind a question."""
+    model, tokenizer = trained.model, trained.tokenizer
+    assert isinstance(model, NumformerConfig) and isinstance(tokenizer, XvalTokenizer)
+    row = question_row(question, tokenizer)
+    if len(row.ids) > model.max_positions:
+        raise ConfigError(
+            f"the question takes {len(row.ids)} tokens with its answer, and the model "
+            f"has {model.max_positions} positions: shorten it."
+        )
+    ids = np.asarray([row.ids], np.int32)
+    values = trained.scale.apply(np.asarray([row.values]))
+    values = np.where(ids == model.num_id, values, 1.0).astype(np.float32)
+    output = bind(model, trained.params)(jnp.asarray(ids), jnp.asarray(values))
+    asked = np.asarray([row.labels]) == model.num_id
+    return written(np.asarray(output.numbers)[asked], trained.scale)[0]
 
 
 def number_probabilities(
@@ -155,6 +189,7 @@ def number_probabilities(
         "attention_mask": jnp.ones_like(input_ids, bool),
         "labels": labels,
     }
+    assert not isinstance(trained.model, NumformerConfig)
     logits, labels, _ = answer_logits(trained.model, trained.params, batch)
     asked = np.flatnonzero(np.asarray(labels)[0] != -100)  # T of them
     logits, labels = logits[:, asked], labels[:, asked]
@@ -174,6 +209,11 @@ def export(path: pathlib.Path, folder: pathlib.Path) -> None:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder} is a file or is not empty: name a new folder.")
     trained = load_run(next(iter(runs.values())))
+    if isinstance(trained.model, NumformerConfig):
+        raise ConfigError(
+            f"{path} is a Numformer's, for which Hugging Face has no format: use its "
+            "checkpoint with train.predict.load_run."
+        )
     make_folder(folder)
     save_checkpoint(folder, trained.model, trained.params)
     trained.tokenizer.save(folder)

@@ -8,9 +8,11 @@ import jax
 
 from ntl_jax.hf import load_checkpoint, load_config, load_params
 from ntl_jax.models import (
+    AnyConfig,
     Config,
     GPT2Config,
     GraniteConfig,
+    NumformerConfig,
     T5RegressionConfig,
     regression_from_t5,
 )
@@ -98,13 +100,16 @@ def check_model(config: TrainConfig) -> None:
         )
 
 
-def fit_vocabulary(model: Config, tokens: int, tensor: int, *, grow: bool) -> Config:
+def fit_vocabulary(
+    model: AnyConfig, tokens: int, tensor: int, *, grow: bool
+) -> AnyConfig:
     """A model whose vocabulary has a row for every token, and suits the mesh.
 
     The rules, each of which is logged when it applies: with `grow`, a tokenizer with
-    more tokens than the model gives it as many (T5, whose rows are all tokens: the next
-    multiple of 128). Rows that the `tensor` axis does not divide are padded to a
-    multiple of 128 and of the axis; padding is masked, and left out of exports.
+    more tokens than the model gives it as many (T5 and Numformer, whose rows are all
+    tokens: the next multiple of 128). Rows of GPT-2 and Granite that the `tensor` axis
+    does not divide are padded to a multiple of 128 and of the axis; padding is masked,
+    and left out of exports.
 
     Args:
         model: the model's config.
@@ -148,6 +153,7 @@ def pretrained_params(task: Task) -> Params | None:
     source = task.config.init_from
     if source is None:
         return None
+    assert not isinstance(task.model, NumformerConfig)
     try:
         if isinstance(task.model, T5RegressionConfig):
             return _under_a_head(source, task.model, task.config.seed)

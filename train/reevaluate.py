@@ -16,7 +16,12 @@ from train.data import Row, load_splits
 from train.evaluate import Evaluator, write_predictions
 from train.inputs import number_vocab, open_tokenizer, tokenized
 from train.report import report
-from train.rundir import read_train_config, trained_runs
+from train.rundir import (
+    read_config,
+    read_train_config,
+    trained_runs,
+    value_scale_of,
+)
 from train.state import Task, make_task, state_shardings
 
 logger = logging.getLogger("train")
@@ -114,16 +119,17 @@ def _evaluate(
 ) -> None:
     rows = _rows(config, sets)
     tokenizer = open_tokenizer(
-        config.tokenizer, config.split_digits, config.number_tokens
+        config.tokenizer, config.split_digits, config.number_tokens, config.head
     )
+    scale = value_scale_of(read_config(run_dir))
     vocab = number_vocab(tokenizer, config.model.vocab_size, config.number_policy)
     datasets = {
-        name: tokenized(of_set, config, config.model, tokenizer)
+        name: tokenized(of_set, config, config.model, tokenizer, scale)
         for name, of_set in rows.items()
     }
     sizes = mesh_shape(config.mesh, jax.device_count())
     mesh = make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"])
-    task = make_task(config, config.model, vocab, mesh)
+    task = make_task(config, config.model, vocab, mesh, scale)
     evaluator = Evaluator(task, tokenizer, datasets, rows)
     results = evaluator(_restored(run_dir, task))
     folder.mkdir(parents=True, exist_ok=True)

@@ -45,15 +45,7 @@ def with_numbers(
     Raises:
         DataError: an answer holds no number, or none that float32 holds.
     """
-    numbers = np.empty(len(rows), np.float64)
-    for place, row in enumerate(rows):
-        number = last_number(row["answer"], fractions=True)
-        if number is None:
-            raise DataError(
-                f"the answer of row {place} holds no number, which a regression head "
-                "learns from: leave the row out, or set --head lm"
-            )
-        numbers[place] = float(number)
+    numbers = last_numbers(rows)
     with np.errstate(over="ignore"):  # named below
         scaled = scale.apply(numbers).astype(np.float32)
     if not np.isfinite(scaled).all():
@@ -64,6 +56,24 @@ def with_numbers(
         )
     fields = {f.name: getattr(dataset, f.name) for f in dataclasses.fields(dataset)}
     return NumberDataset(**fields, numbers=scaled)
+
+
+def last_numbers(rows: Sequence[Row]) -> np.ndarray:
+    """The last number of each answer, f64[N].
+
+    Raises:
+        DataError: an answer holds no number.
+    """
+    numbers = np.empty(len(rows), np.float64)
+    for place, row in enumerate(rows):
+        number = last_number(row["answer"], fractions=True)
+        if number is None:
+            raise DataError(
+                f"the answer of row {place} holds no number, which a regression head "
+                "learns from: leave the row out, or set --head lm"
+            )
+        numbers[place] = float(number)
+    return numbers
 
 
 def number_terms(

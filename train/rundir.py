@@ -7,6 +7,7 @@ import pathlib
 import tempfile
 from typing import Any
 
+from ntl_jax.value_scales import ValueScale
 from train.checkpoint import has_checkpoint
 from train.config import ConfigError, TrainConfig
 from train.model import model_of_dict
@@ -118,6 +119,14 @@ def read_config(run_dir: pathlib.Path) -> dict[str, Any]:
     return content
 
 
+def value_scale_of(content: dict[str, Any]) -> ValueScale:
+    """What the numbers of a run went through, from its config.json."""
+    fields = content.get("resolved_value_scale")
+    if fields is None:  # of a version that fitted none
+        return ValueScale(content.get("value_scale", "none"))
+    return ValueScale(**fields)
+
+
 def read_train_config(run_dir: pathlib.Path) -> TrainConfig:
     """The config of a run, with the model and the tokenizer that it resolved to.
 
@@ -132,6 +141,7 @@ def read_train_config(run_dir: pathlib.Path) -> TrainConfig:
         raise ConfigError(f"{run_dir / CONFIG_FILE} lacks {', '.join(lacking)}.")
     content["model"] = model_of_dict(content.pop("resolved_model"))
     content["tokenizer"] = content.pop("resolved_tokenizer")
+    content.pop("resolved_value_scale", None)
     content["init_from"] = None
     return _dataclass_of(TrainConfig, content, str(run_dir / CONFIG_FILE))
 

@@ -25,6 +25,7 @@ from ntl_jax.metrics import (
     wilson_interval,
 )
 from ntl_jax.metrics.bootstrap import Statistic, mean, median, root_mean_square
+from ntl_jax.metrics.rounded import rounded_accuracy
 from ntl_jax.number_grammar import last_number
 from train.config import EvalConfig
 from train.data import Row
@@ -82,9 +83,10 @@ def answer_metrics(answers: Answers, config: EvalConfig) -> dict[str, Any]:
 
     Returns:
         `numeric_metrics` of the rows whose answer holds a number, ``n`` of them, where
-        there is one; ``mape`` (``_median``, ``_penalised``) over cells of operand
-        lengths where the questions have two operands; ``token_accuracy`` and
-        ``sequence_accuracy``; BLEU and ROUGE where an answer holds a word.
+        there is one, and ``rounded_accuracy``, to two decimals; ``mape`` (``_median``,
+        ``_penalised``) over cells of operand lengths where the questions have two
+        operands; ``token_accuracy`` and ``sequence_accuracy``; BLEU and ROUGE where an
+        answer holds a word.
     """
     compat = config.paper_compat
     batches = {"paper_compat": compat, "batch_size": config.batch_size}
@@ -96,6 +98,8 @@ def answer_metrics(answers: Answers, config: EvalConfig) -> dict[str, Any]:
         metrics |= numeric_metrics(predictions, references, paper_compat=compat)
         rows = [answers.rows[place] for place in kept]
         pairs = read_pairs(predictions, references, paper_compat=compat)
+        guesses = np.where(pairs.parsed, pairs.p, np.nan)
+        metrics["rounded_accuracy"] = rounded_accuracy(guesses, pairs.y)
         metrics |= _mape(pairs, rows)
     metrics["token_accuracy"] = token_accuracy(
         answers.tokens, answers.labels, **batches

@@ -10,9 +10,10 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ntl_jax.losses import Objective
-from ntl_jax.models import Config, init_params
+from ntl_jax.models import AnyConfig, init_params
 from ntl_jax.number_vocab import NumberVocab
 from ntl_jax.sharding import param_shardings, reduced_sharding
+from ntl_jax.value_scales import ValueScale
 from train.config import ConfigError, TrainConfig
 from train.optimizer import make_optimizer, make_plateau
 
@@ -38,16 +39,22 @@ class Task:
     """All that does not change: what the jitted steps close over."""
 
     config: TrainConfig
-    model: Config
+    model: AnyConfig
     vocab: NumberVocab
     objective: Objective
     optimizer: optax.GradientTransformation
     plateau: optax.GradientTransformationExtraArgs
     mesh: Mesh
+    scale: ValueScale
+    """What the numbers of a model that answers with one went through."""
 
 
 def make_task(
-    config: TrainConfig, model: Config, vocab: NumberVocab, mesh: Mesh
+    config: TrainConfig,
+    model: AnyConfig,
+    vocab: NumberVocab,
+    mesh: Mesh,
+    scale: ValueScale | None = None,
 ) -> Task:
     """Builds the static parts of a run from its config."""
     return Task(
@@ -58,6 +65,7 @@ def make_task(
         optimizer=make_optimizer(config.optimizer, config.steps),
         plateau=make_plateau(config.optimizer),
         mesh=mesh,
+        scale=scale or ValueScale("none"),
     )
 
 

@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import optax
 
 from ntl_jax.losses import Objective, Term, stats_from_hidden, stats_from_logits
-from ntl_jax.models import T5RegressionConfig
 from ntl_jax.sharding import data_shards, on_mesh
 from train.loss import TILE_TOKENS, Batch, loss_and_grads
 from train.model import answer_hidden
+from train.number_answers import NumberModel, answer_terms
 from train.optimizer import learning_rate_schedule
-from train.regression import number_terms
 from train.state import Params, Task, TrainState, state_shardings
 
 MAX_DISTRIBUTION = 100
@@ -70,7 +69,7 @@ class EvalOutputs:
     terms: dict[str, Term]  # sums and counts: add them up, divide once
     number_logits: jax.Array  # f32 [B, T, K]; K = 0 beyond MAX_DISTRIBUTION
     number_rows: jax.Array  # i32 [B, T]: row of the label's token, -1 if no number
-    predictions: jax.Array | None = None  # f32 [B], of a regression head
+    predictions: jax.Array | None = None  # f32 [B], of models that answer so, scaled
 
 
 def evaluation_objective(objective: Objective) -> Objective:
@@ -86,8 +85,8 @@ def eval_step(params: Params, batch: Batch, task: Task) -> EvalOutputs:
 
 
 def _eval_step(params: Params, batch: Batch, task: Task) -> EvalOutputs:
-    if isinstance(task.model, T5RegressionConfig):
-        predictions, terms = number_terms(task.model, params, batch)
+    if isinstance(task.model, NumberModel):
+        predictions, terms = answer_terms(task.model, params, batch)
         none = jnp.full((len(predictions), 1), -1, jnp.int32)
         empty = jnp.zeros((*none.shape, 0), jnp.float32)
         return EvalOutputs(terms, empty, none, predictions)

@@ -4,8 +4,8 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from ntl_jax.models import T5Config
-from train.loss_config import NUMBER_TERMS, PER_ROW_TERMS
+from ntl_jax.models import NumformerConfig, T5Config
+from train.loss_config import NUMBER_TERMS, PER_ROW_TERMS, LossConfig
 
 if TYPE_CHECKING:
     from train.config import MeshConfig, TrainConfig
@@ -15,7 +15,11 @@ _POSITIVE = (0, math.inf, False)
 _AT_LEAST_1 = (1, math.inf, True)
 _SHARE = (0, 1, True)
 _RANGES = {
-    "": {"seed": _NOT_NEGATIVE, "accumulate": _AT_LEAST_1},
+    "": {
+        "seed": _NOT_NEGATIVE,
+        "accumulate": _AT_LEAST_1,
+        "mask_rate": (0, 1, False),
+    },
     "data": {
         "seed": _NOT_NEGATIVE,
         "digits": (1, 10, True),
@@ -125,16 +129,51 @@ def _check_packing(config: "TrainConfig") -> None:
 
 
 def _check_head(config: "TrainConfig") -> None:
+    numformer = config.head == "numformer"
+    _check(
+        numformer or not isinstance(config.model, NumformerConfig),
+        "a Numformer writes no text: give --head numformer.",
+    )
+    _check(
+        numformer or config.mask_rate is None,
+        f"--mask-rate {config.mask_rate} is for --head numformer: leave one out.",
+    )
+    _check(
+        config.head != "lm" or config.value_scale == "none",
+        f"--value-scale {config.value_scale} is for --head regression or numformer.",
+    )
     if config.head == "lm":
         return
+    fit = isinstance(config.model, T5Config)
+    fit = fit or (numformer and isinstance(config.model, NumformerConfig))
+    others = "no T5" + (" and no Numformer" if numformer else "")
     for fits, what in (
-        (isinstance(config.model, T5Config), "a model that is no T5"),
+        (fit, f"a model that is {others}"),
         (config.number_tokens == "digits", "--number-tokens places"),
         (not config.data.packing, "--data.packing"),
         (not config.cross_entropy_baseline, "--cross-entropy-baseline"),
         (not config.fused_head, "--fused-head"),
+        (config.evaluation.beams == 1, "--evaluation.beams, as no text is searched"),
+        (
+            not numformer or config.init_from is None,
+            "--init-from, as there are no weights of it",
+        ),
     ):
-        _check(fits, f"--head regression does not go with {what}: leave one out.")
+        _check(fits, f"--head {config.head} does not go with {what}: leave one out.")
+    if numformer:
+        _check_no_other_loss(config.loss)
+
+
+def _check_no_other_loss(loss: LossConfig) -> None:
+    """A Numformer's loss is cross entropy and squared error, and nothing else."""
+    for field in dataclasses.fields(LossConfig):
+        value = getattr(loss, field.name)
+        flag = f"--loss.{field.name.replace('_', '-')}"
+        _check(
+            value == field.default,
+            f"--head numformer learns by xVal's own loss, in which {flag} {value} has "
+            f"no part: give {flag} {field.default}, or --head lm.",
+        )
 
 
 def _check_ranges(config: "TrainConfig") -> None:

@@ -43,6 +43,7 @@ class XvalTokenizer:
         ValueError: base has no token for a digit, the point or the minus sign.
 
     Attributes:
+        base: what reads the rest of a text, numbers in digits.
         num_id: the id of [NUM], which follows the base's.
         mask_id: the id of what stands for a blank: the base's <extra_id_0> or, where it
             has none, one more token, [MASK].
@@ -61,12 +62,12 @@ class XvalTokenizer:
     """
 
     def __init__(self, base) -> None:
-        self._base = base if isinstance(base, DigitTokenizer) else DigitTokenizer(base)
-        self._pieces = Pieces(self._base, DIGITS + ".-")
-        self.pad_token_id = self._base.pad_token_id
-        self.eos_token_id = self._base.eos_token_id
+        self.base = base if isinstance(base, DigitTokenizer) else DigitTokenizer(base)
+        self._pieces = Pieces(self.base, DIGITS + ".-")
+        self.pad_token_id = self.base.pad_token_id
+        self.eos_token_id = self.base.eos_token_id
         self.num_id = self._pieces.end
-        self.mask_id = self._base.get_vocab().get(_BLANK, self.num_id + 1)
+        self.mask_id = self.base.get_vocab().get(_BLANK, self.num_id + 1)
 
     def encode_numbers(self, text: str) -> NumberedIds:
         """Ids and values of one text, the end-of-sequence token last."""
@@ -74,7 +75,7 @@ class XvalTokenizer:
 
     def encode_numbers_batch(self, texts: Sequence[str]) -> list[NumberedIds]:
         """Ids and values of each text, the end-of-sequence token last."""
-        return [self._numbered(ids) for ids in self._base.encode_batch(texts)]
+        return [self._numbered(ids) for ids in self.base.encode_batch(texts)]
 
     def _numbered(self, ids: list[int]) -> NumberedIds:
         text, starts = self._pieces.join(ids)
@@ -121,7 +122,7 @@ class XvalTokenizer:
                 number = np.format_float_positional(value, trim="-")
                 written += self._pieces.written(number)
             after_number = token_id == self.num_id
-        return self._base.decode(written)
+        return self.base.decode(written)
 
     def counts(self, ids: Iterable[int], values: Iterable[float]) -> NumberCounts:
         """How many [NUM] a row holds, and how many of them have no finite value."""
@@ -139,19 +140,23 @@ class XvalTokenizer:
         """The ids of `encode_numbers` alone."""
         return self.encode_numbers(text).ids
 
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of `encode_numbers_batch` alone."""
+        return [row.ids for row in self.encode_numbers_batch(texts)]
+
     def decode(self, ids: Iterable[int]) -> str:
         """Text of the ids without their numbers and blanks."""
-        return self._base.decode(i for i in ids if i < self.num_id)
+        return self.base.decode(i for i in ids if i < self.num_id)
 
     def get_vocab(self) -> dict[str, int]:
         """Every token with its id: the base's, [NUM] and, where it is new, [MASK]."""
         new = [NUM, MASK][: len(self) - self.num_id]
         numbered = enumerate(new, start=self.num_id)
-        return self._base.get_vocab() | {token: i for i, token in numbered}
+        return self.base.get_vocab() | {token: i for i, token in numbered}
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes the base tokenizer; [NUM] is added where it is loaded."""
-        self._base.save(folder)
+        self.base.save(folder)
 
     def __len__(self) -> int:
         return max(self.num_id, self.mask_id) + 1

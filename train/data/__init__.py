@@ -2,6 +2,8 @@
 
 from train.data.buckets import Buckets as Buckets
 from train.data.buckets import make_buckets as make_buckets
+from train.data.masked import MaskedDataset as MaskedDataset
+from train.data.masked import mask_rows as mask_rows
 from train.data.packing import PackedDataset as PackedDataset
 from train.data.packing import pack as pack
 from train.data.packing import plan_rows as plan_rows

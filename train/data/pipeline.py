@@ -7,6 +7,7 @@ import grain
 import numpy as np
 
 from train.data.buckets import Buckets
+from train.data.masked import MaskedDataset
 from train.data.order import GROUPED_STEPS, grouped_rows, shuffled_rows
 from train.data.packing import PackedDataset
 from train.data.sources import DataError
@@ -57,7 +58,8 @@ def train_batches(
 
     def batch_at(step: int) -> Batch:
         places = step * batch_size + local
-        return dataset.batch(shuffled_rows(places, len(dataset), seed))
+        rows = shuffled_rows(places, len(dataset), seed)
+        return _batch(dataset, rows, places, seed)
 
     if buckets is None:
         make_batch: Callable[[int], Batch] = batch_at
@@ -119,10 +121,26 @@ def _batches_in_buckets(
 
     def batch_at(step: int) -> Batch:
         group, within = divmod(step, GROUPED_STEPS)
-        rows = rows_of(group)[within]
-        return dataset.batch(rows[local], buckets.fitting(lengths[rows]))
+        rows, places = rows_of(group)[within], step * batch_size + local
+        fitting = buckets.fitting(lengths[rows])
+        return _batch(dataset, rows[local], places, seed, fitting)
 
     return batch_at
+
+
+def _batch(
+    dataset: TokenizedDataset | PackedDataset,
+    rows: np.ndarray,
+    places: np.ndarray,
+    seed: int,
+    lengths: tuple[int, ...] | None = None,
+) -> Batch:
+    """The rows [B] at these places of the stream; only masks depend on the latter."""
+    if isinstance(dataset, MaskedDataset):
+        return dataset.train_batch(rows, places, seed=seed, lengths=lengths)
+    if isinstance(dataset, PackedDataset):
+        return dataset.batch(rows)
+    return dataset.batch(rows, lengths)
 
 
 def _checked(rows: np.ndarray | None, batch_size: int) -> np.ndarray:

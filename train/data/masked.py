@@ -1,0 +1,279 @@
+"""Questions with their answers as one text, numbers hidden in it: xVal's treatment."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from ntl_jax.number_grammar import Exact, find_numbers
+from ntl_jax.tokenization import XvalTokenizer, mask_at_random, mask_last_number
+from ntl_jax.tokenization.masked_numbers import MaskedBatch, MaskedRow
+from ntl_jax.tokenization.xval import NumberedIds
+from ntl_jax.value_scales import ValueScale
+from train.data.files import DataError
+from train.data.rows import Row
+from train.data.transforms import Batch, Ragged, TokenizedDataset, round_up
+
+_ROWS_AT_ONCE = 10_000
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MaskedDataset(TokenizedDataset):
+    """N questions, each with its answer in the same row, to be filled in.
+
+    Args:
+        sources: ids of the rows, each number as [NUM], end-of-sequence last.
+        targets: ids of the answers alone, their numbers in digits.
+        values: f32, the number at each [NUM] of the sources, 1 elsewhere.
+        num_id: the id of [NUM].
+        mask_id: the id of what stands for a blank.
+        rate: the share of tokens that training hides at random; None hides the answer's
+            number alone, as evaluation does.
+        scale: what numbers go through before the model reads or predicts them.
+    """
+
+    values: Ragged
+    num_id: int
+    mask_id: int
+    rate: float | None
+    scale: ValueScale
+
+    @functools.cached_property
+    def length(self) -> int:
+        """T, the padded length of a row [tokens]."""
+        return round_up(self.sources.longest())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The padded length of a row [tokens]."""
+        return (self.length,)
+
+    def lengths(self) -> np.ndarray:
+        """Tokens of each row, [N, 1]."""
+        return np.diff(self.sources.offsets)[:, None]
+
+    def numbers(self) -> np.ndarray:
+        """Every number of the rows, f32, unscaled."""
+        return self.values.values[self.sources.values == self.num_id]
+
+    def count_tokens(self, batch: Batch) -> int:
+        """How many tokens of a batch are no padding."""
+        return int(batch["attention_mask"].sum())
+
+    def batch(self, rows: np.ndarray, lengths: Sequence[int] | None = None) -> Batch:
+        """The rows [B] as a padded batch, the answer's number hidden in each.
+
+        Args:
+            rows: which.
+            lengths: T, at least that of these rows; that of all rows where None.
+
+        Returns:
+            ``input_ids`` i32, ``input_values`` f32, ``attention_mask`` bool, ``labels``
+            i32 (-100 where nothing is hidden) and ``label_values`` f32, all [B, T].
+        """
+        ids, values, mask = self._padded(rows, lengths)
+        hidden = [
+            mask_last_number(
+                NumberedIds(*row), num_id=self.num_id, mask_id=self.mask_id
+            )
+            for row in zip(ids.tolist(), values.tolist(), strict=True)
+        ]
+        return self._as_batch(_stacked(hidden), mask)
+
+    def train_batch(
+        self,
+        rows: np.ndarray,
+        places: np.ndarray,
+        *,
+        seed: int,
+        lengths: Sequence[int] | None = None,
+    ) -> Batch:
+        """As `batch`, under a rate with any tokens hidden instead.
+
+        Args:
+            rows: which.
+            places: i64 [B], the place of each in the stream of training rows; what is
+                hidden is a function of it and the seed.
+            seed: any non-negative integer.
+            lengths: as for `batch`.
+        """
+        if self.rate is None:
+            return self.batch(rows, lengths)
+        ids, values, mask = self._padded(rows, lengths)
+        hidden = [
+            mask_at_random(
+                ids[row : row + 1],
+                values[row : row + 1],
+                mask[row : row + 1],
+                rate=self.rate,
+                mask_id=self.mask_id,
+                rng=np.random.default_rng([seed, place]),
+            )
+            for row, place in enumerate(places.tolist())
+        ]
+        columns = zip(*hidden, strict=True)
+        return self._as_batch(MaskedBatch(*map(np.concatenate, columns)), mask)
+
+    def _padded(self, rows: np.ndarray, lengths: Sequence[int] | None):
+        (length,) = lengths or self.shape
+        ids, mask = self.sources.pad(rows, length, self.pad_token_id)
+        values, _ = self.values.pad(rows, length, 1)
+        return ids, values.astype(np.float32), mask
+
+    def _as_batch(self, hidden: MaskedBatch, mask: np.ndarray) -> Batch:
+        return {
+            "input_ids": hidden.ids,
+            "input_values": self._scaled(hidden.ids, hidden.values),
+            "attention_mask": mask,
+            "labels": hidden.labels,
+            "label_values": self._scaled(hidden.labels, hidden.label_values),
+        }
+
+    def _scaled(self, ids: np.ndarray, values: np.ndarray) -> np.ndarray:
+        scaled = np.where(ids == self.num_id, self.scale.apply(values), 1.0)
+        return scaled.astype(np.float32)
+
+
+def mask_rows(
+    rows: Sequence[Row],
+    tokenizer: XvalTokenizer,
+    *,
+    max_source_length: int,
+    max_target_length: int,
+    rate: float | None = None,
+) -> MaskedDataset:
+    """Tokenises every row once, its numbers left as they are (scale "none").
+
+    An answer that is a fraction is written as a decimal first, so that it is one
+    number. A question that is too long loses its end; an answer loses its beginning,
+    because what it is asked for is its last number.
+
+    Args:
+        rows: N rows, at least one.
+        tokenizer: whose base every text is read with.
+        max_source_length: questions keep at most so many tokens.
+        max_target_length: answers keep at most so many tokens.
+        rate: see `MaskedDataset`.
+
+    Raises:
+        DataError: no rows; or an answer whose last number does not exist, or is none
+            that float32 holds with all of its precision.
+    """
+    if not len(rows):
+        raise DataError("no rows to tokenise; check the files and train_size/eval_size")
+    num_id = tokenizer.num_id
+    ids: list[np.ndarray] = []
+    values: list[np.ndarray] = []
+    targets: list[np.ndarray] = []
+    cut = [0, 0]
+    for place, (row, question, answer, plain) in enumerate(_encoded(rows, tokenizer)):
+        _check_answer(place, row, answer, num_id)
+        cut[0] += len(question.ids) - 1 > max_source_length
+        cut[1] += len(answer.ids) > max_target_length
+        asked = [column[:-1][:max_source_length] for column in question]
+        answered = [column[-max_target_length:] for column in answer]
+        if num_id not in answered[0]:
+            raise DataError(
+                f"the number of row {place}'s answer stands more than "
+                f"{max_target_length} tokens before its end: raise "
+                "--data.max-target-length"
+            )
+        ids.append(np.array(asked[0] + answered[0], np.int32))
+        values.append(np.array(asked[1] + answered[1], np.float32))
+        targets.append(np.array(plain, np.int32))
+    sources, answers = _ragged(ids), _ragged(targets)
+    return MaskedDataset(
+        sources=sources,
+        targets=answers,
+        pad_token_id=tokenizer.pad_token_id,
+        source_length=round_up(sources.longest()),
+        target_length=round_up(answers.longest()),
+        truncated_sources=cut[0],
+        truncated_targets=cut[1],
+        values=_ragged(values),
+        num_id=num_id,
+        mask_id=tokenizer.mask_id,
+        rate=rate,
+        scale=ValueScale("none"),
+    )
+
+
+def question_row(question: str, tokenizer: XvalTokenizer) -> MaskedRow:
+    """A question that is not answered yet, with a blank where the answer goes."""
+    asked, answer = tokenizer.encode_numbers_batch([question, " 0"])
+    row = NumberedIds(asked.ids[:-1] + answer.ids, asked.values[:-1] + answer.values)
+    return mask_last_number(row, num_id=tokenizer.num_id, mask_id=tokenizer.mask_id)
+
+
+def _encoded(
+    rows: Sequence[Row], tokenizer: XvalTokenizer
+) -> Iterator[tuple[Row, NumberedIds, NumberedIds, list[int]]]:
+    """Each row with its question, its answer, and the answer's ids in digits.
+
+    Question and answer are read one by one: in "Add 7 to 5 -3" the sign would be lost.
+    """
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        chunk = rows[start : start + _ROWS_AT_ONCE]
+        answers = [row["answer"] for row in chunk]
+        yield from zip(
+            chunk,
+            tokenizer.encode_numbers_batch([row["question"] for row in chunk]),
+            tokenizer.encode_numbers_batch([" " + _in_decimals(a) for a in answers]),
+            tokenizer.base.encode_batch(answers),
+            strict=True,
+        )
+
+
+def _in_decimals(answer: str) -> str:
+    """The answer, its last number as a decimal where it is a fraction.
+
+    >>> _in_decimals("-3/4"), _in_decimals("x = 2 1/2."), _in_decimals("5 of 7")
+    ('-0.75', 'x = 2.5.', '5 of 7')
+    """
+    last = find_numbers(answer, fractions=True)[-1:]
+    if not last or not isinstance(last[0].value, Fraction):
+        return answer
+    size = np.format_float_positional(abs(_float(last[0].value)), trim="-")
+    return answer[: last[0].start] + size + answer[last[0].end :]
+
+
+def _check_answer(place: int, row: Row, answer: NumberedIds, num_id: int) -> None:
+    numbers = find_numbers(row["answer"], fractions=True)
+    if not numbers:
+        raise DataError(
+            f"the answer of row {place} holds no number, which a Numformer is asked "
+            "for: leave the row out, or set --head lm"
+        )
+    read = [v for i, v in zip(answer.ids, answer.values, strict=True) if i == num_id]
+    number = _float(numbers[-1].value)
+    with np.errstate(over="ignore"):
+        kept = bool(read) and np.float32(read[-1]) == np.float32(number)
+    if not kept:
+        raise DataError(
+            f"the answer of row {place} ends with the number {number:g}, which "
+            "float32 does not hold in full: leave the row out, or set --head lm"
+        )
+
+
+def _float(number: Exact) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # of fractions; decimals give infinity
+        return float("inf") if number > 0 else float("-inf")
+
+
+def _ragged(parts: Sequence[np.ndarray]) -> Ragged:
+    ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+    return Ragged(np.concatenate(parts), np.concatenate([[0], ends]))
+
+
+def _stacked(rows: Sequence[MaskedRow]) -> MaskedBatch:
+    ids, values, labels, label_values = zip(*rows, strict=True)
+    return MaskedBatch(
+        np.array(ids, np.int32),
+        np.array(values, np.float32),
+        np.array(labels, np.int32),
+        np.array(label_values, np.float32),
+    )
