@@ -16,6 +16,7 @@ import logging
 import pathlib
 import signal
 import sys
+import traceback
 
 import jax
 import tyro
@@ -27,7 +28,7 @@ from train.compare import run_comparison
 from train.config import ConfigError, TrainConfig
 from train.data import DataError
 from train.describe import describe
-from train.hosts import from_first, is_coordinator, join, part_together
+from train.hosts import from_first, is_coordinator, join, leave, part_together
 from train.loop import RunInterruptedError, brief, run
 from train.predict import export, predict
 from train.presets import load_preset, preset_names
@@ -54,7 +55,19 @@ def main(arguments: list[str]) -> int:
             return _run(command, rest)
     except EXPECTED as error:
         print(f"error: {error}", file=sys.stderr)
+        leave(1)
         return 1
+    except jax.errors.JaxRuntimeError:
+        if not jax.distributed.is_initialized():
+            raise
+        traceback.print_exc()
+        print(
+            "error: if another host is gone (see its log), start all again with "
+            "--resume; nothing up to the last checkpoint is lost.",
+            file=sys.stderr,
+        )
+        leave(1)
+        raise
     except RunInterruptedError as error:
         print(error, file=sys.stderr)
         # Schedulers send SIGTERM, and would count another status as a failure.

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import jax
 import orbax.checkpoint as ocp
 
 from train.config import ConfigError
@@ -166,9 +167,21 @@ class Checkpointer:
         return TrainState(params=restored["params"], **restored["training"])
 
     def read(self, step: int) -> dict[str, Any]:
-        """Reads every array back, laid out as it was saved."""
-        item = ocp.args.StandardRestore()
-        restored = self._restore(step, params=item, training=item)
+        """Reads every array back, whole and onto one device, wherever it was saved."""
+        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        saved = self._manager.item_metadata(step)
+
+        def item(name: str) -> Any:
+            abstract = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(
+                    leaf.shape, leaf.dtype, sharding=device
+                ),
+                saved[name],
+            )
+            return ocp.args.StandardRestore(abstract)
+
+        names = ("params", "training")
+        restored = self._restore(step, **{name: item(name) for name in names})
         return {"params": restored["params"], "training": restored["training"]}
 
     def restore_params(self, step: int, abstract: Params) -> Params:

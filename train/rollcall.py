@@ -1,5 +1,6 @@
 """Waiting for all hosts before JAX does, which would end the process without a word."""
 
+import contextlib
 import json
 import logging
 import socket
@@ -19,6 +20,12 @@ def roll_call(config: HostsConfig) -> None:
             `config.timeout` seconds, or two that call themselves the same.
     """
     host, port = _address(config)
+    count, index = config.count or 1, config.index or 0
+    if not 0 <= index < count:
+        raise ConfigError(
+            f"--hosts.index {index} is none of 0 to {count - 1}, the indices of "
+            f"--hosts.count {count}: count from 0."
+        )
     if config.index == 0:
         trouble = _listen(port, config)
     else:
@@ -41,7 +48,8 @@ def _listen(port: int, config: HostsConfig) -> str:
     """Host 0: collects the others, then tells all of them what came of it."""
     count = config.count or 1
     deadline = time.monotonic() + config.timeout
-    found: dict[int, socket.socket] = {}
+    found: set[int] = set()
+    connections: list[socket.socket] = []
     trouble = ""
     try:
         server = socket.create_server(("", port))
@@ -55,20 +63,20 @@ def _listen(port: int, config: HostsConfig) -> str:
             server.settimeout(max(deadline - time.monotonic(), 0.01))
             try:
                 connection, _ = server.accept()
+                connections.append(connection)
                 connection.settimeout(5)
                 said = json.loads(connection.recv(256))
             except TimeoutError:
                 if time.monotonic() >= deadline:
-                    trouble = _missing(set(found), config)
+                    trouble = _missing(found, config)
                 continue
-            except ValueError:
-                connection.close()  # something else that knocks at open ports
-                continue
-            trouble = _fault(said, set(found), count)
-            found[said["index"]] = connection
-    for connection in found.values():
-        connection.sendall(json.dumps({"trouble": trouble}).encode())
-        connection.close()
+            except (ValueError, ConnectionError):
+                continue  # something else that knocks at open ports
+            trouble = _fault(said, found, count)
+            found.add(said["index"])
+    for connection in connections:
+        with connection, contextlib.suppress(ConnectionError):  # it may have given up
+            connection.sendall(json.dumps({"trouble": trouble}).encode())
     return trouble
 
 

@@ -1,0 +1,173 @@
+"""Runs on several hosts: processes of this machine, each with its own devices."""
+
+import shutil
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from ntl_jax.sharding import batch_sharding, make_mesh
+from tests.train.runs import (
+    KILLED,
+    STEPS,
+    assert_same_run,
+    finish,
+    rows,
+    saved,
+    start,
+    stop_midway,
+    train,
+)
+from train import hosts
+from train.config import ConfigError
+from train.hosts_config import HostsConfig
+
+QUICK = "--xla_backend_optimization_level=0"
+SHORT = ["--steps=6", "--optimizer.warmup-steps=2", "--checkpoint-every=3"]
+SHORT += ["--model.num-layers=1", "--model.num-decoder-layers=1", "--data.eval-size=4"]
+SHORT += ["--evaluation.max-new-tokens=2"]
+
+
+def assert_close_rows(run_dir, other) -> None:
+    """The sums over devices are in another order, and dropout is the same."""
+    pairs = list(zip(rows(run_dir), rows(other), strict=True))
+    assert pairs
+    for row, twin in pairs:
+        assert (row["step"], row["kind"]) == (twin["step"], twin["kind"])
+        assert row["loss"] == pytest.approx(twin["loss"], rel=1e-4)
+
+
+def test_two_hosts_train_and_evaluate_together(tmp_path):
+    run_dir = tmp_path / "two"
+    first, second = train(run_dir, *SHORT, flags=QUICK, hosts=2)
+    assert "2 cpu device(s) of 2 hosts" in first
+    assert "interpolation" in first and "interpolation" not in second
+    assert saved(run_dir)[0] == 6
+    steps = [row["step"] for row in rows(run_dir) if row["kind"] == "train"]
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert len((run_dir / "predictions.jsonl").read_text().splitlines()) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--data.packing"], ["--data.buckets=2"]])
+def test_two_hosts_train_what_one_does(more, tmp_path):
+    """The same devices in the same mesh: shared among processes or not is no matter."""
+    two, one = tmp_path / "two", tmp_path / "one"
+    train(two, *SHORT, *more, flags=QUICK, hosts=2)
+    train(one, *SHORT, *more, flags=QUICK, devices=2)
+    assert_close_rows(two, one)
+    for leaf, twin in zip(saved(two)[1], saved(one)[1], strict=True):
+        np.testing.assert_allclose(leaf, twin, atol=1e-5)
+    answers = [(path / "predictions.jsonl").read_text() for path in (two, one)]
+    assert answers[0] == answers[1]
+    train(tmp_path / "other", *SHORT, *more, "--seed=1", flags=QUICK, devices=2)
+    with pytest.raises(AssertionError):
+        assert_close_rows(two, tmp_path / "other")
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("hosts") / "two"
+    train(run_dir, hosts=2, devices=2)
+    return run_dir
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victims", [1, 2])
+def test_two_hosts_killed_and_resumed_equal_those_left_alone(victims, of_two, tmp_path):
+    run_dir, where = tmp_path / "killed", {"hosts": 2, "devices": 2}
+    statuses = stop_midway(run_dir, signal.SIGKILL, victims=victims, **where)
+    assert statuses[-1] == KILLED and 0 not in statuses  # host 0 does not go on alone
+    assert 0 < saved(run_dir)[0] < STEPS
+    train(run_dir, "--resume", **where)
+    assert_same_run(run_dir, of_two)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_host_stops_and_saves_all(of_two, tmp_path):
+    run_dir, where = tmp_path / "stopped", {"hosts": 2, "devices": 2}
+    assert stop_midway(run_dir, signal.SIGTERM, **where) == [0, 0]
+    assert 0 < saved(run_dir)[0] < STEPS
+    train(run_dir, "--resume", **where)
+    assert_same_run(run_dir, of_two)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [[], ["--mesh.data=2", "--mesh.tensor=2"]])
+def test_from_four_hosts_to_one(mesh, tmp_path):
+    run_dir, whole = tmp_path / "four", tmp_path / "whole"
+    train(whole, *mesh, hosts=4)
+    assert KILLED in stop_midway(run_dir, signal.SIGKILL, *mesh, victims=4, hosts=4)
+    copy = shutil.copytree(run_dir, tmp_path / "copy")
+    train(run_dir, "--resume")
+    assert_close_rows(run_dir, whole)
+    train(copy, "--resume", *mesh, hosts=4)
+    assert_same_run(copy, whole)
+
+
+@pytest.mark.slow
+def test_a_host_that_hangs_ends_all(tmp_path):
+    processes = start(tmp_path / "run", "--hosts.stuck-after=20", hosts=2)
+    while not (tmp_path / "run" / "checkpoints" / "5").exists():
+        assert [process.poll() for process in processes] == [None, None]
+        time.sleep(0.05)
+    processes[1].send_signal(signal.SIGSTOP)
+    (status, text), _ = finish_first(processes)
+    assert status != 0
+    assert "Timeout" in text or "heartbeat" in text, text
+
+
+def finish_first(processes):
+    """Waits for host 0, then frees the other."""
+    text, _ = processes[0].communicate(timeout=300)
+    status = processes[0].returncode
+    return (status, text), finish(processes[1:])
+
+
+def test_rows_of_this_process_are_all_where_it_is_alone():
+    sharding = batch_sharding(make_mesh(4, 1, 2))
+    np.testing.assert_array_equal(hosts.local_rows(sharding, 8), np.arange(8))
+
+
+def test_flags_belong_together():
+    with pytest.raises(ConfigError, match="belong together: got None, 2 and None"):
+        hosts.join(HostsConfig(count=2))
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({}, None),
+        ({"SLURM_NTASKS": "8"}, None),  # a shell of salloc, without srun
+        ({"SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}, None),
+        ({"SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}, "srun"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "mpirun"),
+        ({"JOB_COMPLETION_INDEX": "0"}, "Kubernetes"),
+    ],
+)
+def test_launchers_are_told_apart(environment, found, monkeypatch):
+    for name in ("SLURM_NTASKS", "SLURM_LOCALID", "OMPI_COMM_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("JOB_COMPLETION_INDEX", raising=False)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert hosts.launcher() == found
+
+
+def test_one_process_speaks_for_itself():
+    def refuse():
+        raise ConfigError("no")
+
+    assert hosts.from_first(lambda: {"a": 1}) == {"a": 1}
+    with pytest.raises(ConfigError, match="no"):
+        hosts.from_first(refuse)
+    hosts.check_everywhere(True, "fine")
+    with pytest.raises(ConfigError, match="not fine"):
+        hosts.check_everywhere(False, "not fine")
+    batch = hosts.place(
+        {"x": np.arange(8.0)}, batch_sharding(make_mesh(8)), np.arange(8), 8
+    )
+    np.testing.assert_array_equal(jax.device_get(batch["x"]), np.arange(8.0))
