@@ -187,6 +187,7 @@ def find_devices(topology: str) -> list[Any]:
     # This machine is no TPU: without these libtpu asks the network what it is.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no TPU is taken
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", f"{name}-{chips * cores}")
     jax.config.update("jax_platforms", "cpu")
     options = {} if chip_config is None else {"chip_config_name": chip_config}
