@@ -67,7 +67,7 @@ class Checkpointer:
         except ConfigError:
             if kind is None:
                 raise
-            logger.exception("the last checkpoint was not written either")
+            logger.warning("the checkpoint that was being written is lost")
         finally:
             self._manager.close()
 
@@ -238,11 +238,13 @@ class _Writing:
         pass
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
-        if error is None or not _of_files(error):
+        told = str(error)
+        failed = "Error writing" in told or "os_error_code" in told  # by tensorstore
+        if error is None or not (failed or isinstance(error, OSError)):
             return
         raise ConfigError(
             f"the checkpoint of step {self._step} could not be written to "
-            f"{self._folder} ({str(error).splitlines()[0][:200]}). Those before it are "
+            f"{self._folder} ({told.splitlines()[0][:200]}). Those before it are "
             "whole: make room, then continue with --resume."
         ) from error
 

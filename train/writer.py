@@ -37,7 +37,7 @@ class MetricWriter:
             if row["step"] <= start_step and not row["kind"].startswith("final/")
         ]
         replace_text(path, "".join(json.dumps(row) + "\n" for row in kept))
-        self._file = path.open("a")
+        self._file = path.open("ab", buffering=0)
         if importlib.util.find_spec("tensorboardX"):
             from tensorboardX import SummaryWriter
 
@@ -52,12 +52,24 @@ class MetricWriter:
         if self._file is None:
             return
         row = {"step": step, "kind": kind} | {k: _plain(v) for k, v in values.items()}
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+        try:
+            self._append(json.dumps(row) + "\n")
+        except OSError as error:
+            raise ConfigError(
+                f"{self._file.name} cannot be written ({error.strerror}): make room, "
+                "then continue with --resume."
+            ) from error
         if self._board is not None:
             for name, value in row.items():
                 if isinstance(value, float):
                     self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def _append(self, text: str) -> None:
+        """Writes at once: what a full disk refuses waits in no buffer."""
+        assert self._file is not None
+        content = text.encode()
+        while content:
+            content = content[self._file.write(content) :]
 
     def close(self) -> None:
         """Flushes and closes the files."""
