@@ -116,6 +116,16 @@ def test_buckets_of_two_sizes_are_these_sizes():
     assert make_buckets(rows.lengths(), 5).lengths.tolist() == [[8, 8], [64, 32]]
 
 
+def test_answers_of_one_length_leave_the_order_to_the_questions():
+    """A few longer answers do not hide how long the questions are."""
+    sizes = [(8 * (1 + n % 8), 3) for n in range(396)] + [(8, 4)] * 4
+    rows = dataset(sizes)
+    buckets = make_buckets(rows.lengths(), 8)
+    assert buckets.lengths.tolist() == [[8 * n, 8] for n in range(1, 9)]
+    plain = padded(rows, make_buckets(rows.lengths(), 1))
+    assert padded(rows, buckets) < 0.7 * plain
+
+
 def test_packed_rows_go_into_no_buckets():
     rows = dataset(some_sizes(20))
     with pytest.raises(DataError, match="packed rows have one length already"):

@@ -32,7 +32,9 @@ def make_buckets(lengths: np.ndarray, count: int) -> Buckets:
     """The at most `count` buckets that leave the least padding.
 
     Rows are ranked by the length of their question or answer, whichever is longer
-    among its like: so every bucket is a quantile of both.
+    among its like: so every bucket is a quantile of both. Lengths that are padded to
+    the same are equal, and answers that nearly all rows share rank lowest: jokes, whose
+    scores are all of one length, are ranked by their questions.
 
     Args:
         lengths: tokens of each of N rows [N, C]; C is 2, question and answer, or 1 for
@@ -43,8 +45,9 @@ def make_buckets(lengths: np.ndarray, count: int) -> Buckets:
     >>> make_buckets(lengths, 2).lengths.tolist()
     [[8, 8], [64, 16]]
     """
+    rounded = round_up(lengths)
     ranks = np.stack(
-        [np.searchsorted(np.sort(column), column, side="right") for column in lengths.T]
+        [np.searchsorted(np.sort(column), column, side="left") for column in rounded.T]
     ).max(axis=0)
     longest = np.maximum.accumulate(lengths[np.argsort(ranks, kind="stable")])
     rows = len(lengths)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,6 +15,7 @@ _ROWS_AT_ONCE = 8192  # bounds the Python lists that live beside the arrays
 _MULTIPLE = 8  # lengths are rounded up to it: few shapes, and aligned ones
 
 Batch = dict[str, np.ndarray]
+Length = TypeVar("Length", int, np.ndarray)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -294,6 +296,6 @@ def _check_range(name: str, ragged: Ragged, vocab_size: int) -> None:
         )
 
 
-def round_up(length: int) -> int:
-    """The next multiple of 8."""
+def round_up(length: Length) -> Length:
+    """The next multiple of 8, of one length or of an array of them."""
     return -(-length // _MULTIPLE) * _MULTIPLE
