@@ -59,6 +59,7 @@ MALFORMED = [
         'the key "answer" stands twice; keep one',
     ),
     ("jsonl", b'{"question": "\\ud800", "answer": "1"}', "half of a surrogate pair"),
+    ("jsonl", b'{"question": " ", "answer": "1"}', '"question" is empty; write'),
     ("tsv", b"q", "1 columns instead of 2; write question, tab, answer"),
     ("tsv", b"q\t1\t2", "3 columns instead of 2"),
     ("tsv", b"q\t ", "the answer is empty"),

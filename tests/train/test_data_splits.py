@@ -126,6 +126,9 @@ def test_jsonl_splits(tmp_path):
             "train_split is for rjokes, not gsm8k",
         ),
         ({"validation_fraction": 0.1}, "is for gsm8k, jsonl, tsv, not arithmetic"),
+        ({"train_file": "t.jsonl"}, "train_file is for jsonl, tsv, not arithmetic"),
+        ({"eval_file": "e.tsv", "name": "gsm8k"}, "eval_file is for jsonl, tsv, not"),
+        ({"digits": 3}, "digits is for multiplication, not arithmetic"),
     ],
 )
 def test_errors_name_the_remedy(options, message):
@@ -135,7 +138,7 @@ def test_errors_name_the_remedy(options, message):
 
 def test_more_rows_than_there_are_is_an_error(tmp_path, data_dir):
     train_file, _ = jsonl(tmp_path / "train.jsonl", 3)
-    with pytest.raises(DataError, match="train_size is 4, but jsonl has 3 rows"):
+    with pytest.raises(DataError, match="is 4, but jsonl has 3 rows: lower it, or"):
         load_splits(DataConfig(name="jsonl", train_file=train_file, train_size=4))
     with pytest.raises(DataError, match="is 15001, but mathematics has 15000 rows"):
         load_splits(
@@ -144,6 +147,10 @@ def test_more_rows_than_there_are_is_an_error(tmp_path, data_dir):
     with pytest.raises(DataError, match=r"validation_fraction must be in \[0, 1\)"):
         load_splits(
             DataConfig(name="jsonl", train_file=train_file, validation_fraction=1.0)
+        )
+    with pytest.raises(DataError, match=r"0\.3 of 3 rows is less than one: .* 0\.333"):
+        load_splits(
+            DataConfig(name="jsonl", train_file=train_file, validation_fraction=0.3)
         )
 
 

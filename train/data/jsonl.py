@@ -13,6 +13,8 @@ _FORM = 'write {"question": "...", "answer": "..."}'
 def read_jsonl(path: str | os.PathLike, *, bad_rows: BadRows = "error") -> list[Row]:
     """Reads ``{"question": ..., "answer": ...}`` objects, one a line.
 
+    An answer may be empty, where there is nothing to say; a question may not.
+
     Args:
         path: a ``.jsonl`` or ``.jsonl.gz`` file. Further keys are left out, blank lines
             skipped.
@@ -20,7 +22,7 @@ def read_jsonl(path: str | os.PathLike, *, bad_rows: BadRows = "error") -> list[
 
     Raises:
         DataError: as `read_rows`; a line is malformed where it is no JSON object with
-            both keys as strings, or names a key twice.
+            both keys as strings, names a key twice, or asks nothing.
     """
     return read_rows(path, _question_and_answer, bad_rows=bad_rows)
 
@@ -32,6 +34,8 @@ def _question_and_answer(line: str) -> list[Row]:
             problem = "is no string" if key in record else "is missing"
             raise DataError(f'"{key}" {problem}; {_FORM}')
         check_text(record[key], f'"{key}"')
+    if not record["question"].strip():
+        raise DataError(f'"question" is empty; {_FORM}')
     return [{"question": record["question"], "answer": record["answer"]}]
 
 

@@ -21,7 +21,10 @@ _ARITHMETIC_EVAL = 1_000
 _ONLY_FOR = {
     "subset": ("mathematics",),
     "generate": ("mathematics",),
+    "digits": ("multiplication",),
     "train_split": ("rjokes",),
+    "train_file": ("jsonl", "tsv"),
+    "eval_file": ("jsonl", "tsv"),
     "paper_form": ("gsm8k", "multirc", "three_digits"),
     "validation_fraction": ("gsm8k", "jsonl", "tsv"),
 }
@@ -65,8 +68,8 @@ def load_splits(data: DataConfig) -> Splits:
         Rows ``{"question": str, "answer": str}``, in random-access sequences.
 
     Raises:
-        DataError: a file is missing or broken, or holds fewer rows than train_size; or
-            fields contradict each other.
+        DataError: a file is missing or broken, or holds fewer rows than train_size or
+            too few for validation_fraction; or fields contradict each other.
     """
     loaders = {
         "arithmetic": _arithmetic,
@@ -136,7 +139,7 @@ def _mathematics(data: DataConfig) -> Splits:
     total = sum(map(len, parts.train))
     size = total if data.train_size is None else data.train_size
     if size > total:
-        raise DataError(f"train_size is {size}, but {data.name} has {total} rows")
+        raise _too_few(data, total)
     return Splits(
         spread(parts.train, size),
         {name: _head(rows, data) for name, rows in parts.evaluation.items()},
@@ -180,6 +183,11 @@ def _with_validation(
             f"validation_fraction must be in [0, 1), got {data.validation_fraction}"
         )
     held_out = int(data.validation_fraction * len(train))
+    if data.validation_fraction and not held_out:
+        raise DataError(
+            f"validation_fraction {data.validation_fraction} of {len(train)} rows is "
+            f"less than one: give at least {1 / len(train):g}, or 0"
+        )
     if held_out:
         order = np.random.Generator(np.random.PCG64(data.seed)).permutation(len(train))
         evaluation = {
@@ -196,10 +204,17 @@ def _sized(
     """The first rows, as many as asked for."""
     size = len(train) if data.train_size is None else data.train_size
     if size > len(train):
-        raise DataError(f"train_size is {size}, but {data.name} has {len(train)} rows")
+        raise _too_few(data, len(train))
     return Splits(
         train if size == len(train) else train[:size],
         {name: _head([rows], data) for name, rows in evaluation.items()},
+    )
+
+
+def _too_few(data: DataConfig, rows: int) -> DataError:
+    return DataError(
+        f"train_size is {data.train_size}, but {data.name} has {rows} rows: lower it, "
+        "or None takes all"
     )
 
 
