@@ -98,7 +98,9 @@ def answer_metrics(answers: Answers, config: EvalConfig) -> dict[str, Any]:
         metrics |= numeric_metrics(predictions, references, paper_compat=compat)
         rows = [answers.rows[place] for place in kept]
         pairs = read_pairs(predictions, references, paper_compat=compat)
-        guesses = np.where(pairs.parsed, pairs.p, np.nan)
+        # Float64 holds not every digit of a long number; the error is of the exact one.
+        near = pairs.parsed & (np.abs(pairs.error) <= 0.01)
+        guesses = np.where(near, pairs.p, np.nan)
         metrics["rounded_accuracy"] = rounded_accuracy(guesses, pairs.y)
         metrics |= _mape(pairs, rows)
     metrics["token_accuracy"] = token_accuracy(

@@ -41,6 +41,14 @@ def test_rows_without_a_number_are_of_the_text_metrics_alone():
     assert metrics["token_accuracy"] == pytest.approx(hits / 18)
 
 
+def test_long_numbers_are_rounded_exactly():
+    """In float64 the first two pairs are equal."""
+    written = ["12345678901234567891", "-" + "9" * 400, "2.004", "1.005", "0.1"]
+    right = ["12345678901234567892", "-1" + "0" * 400, "2", "0.995", "9"]
+    metrics = answer_metrics(answers(written, right), EvalConfig())
+    assert metrics["rounded_accuracy"] == 2 / 5
+
+
 def test_words_alone_have_no_number_metrics():
     words = answers(["yes", "no"], ["yes", "yes"])
     metrics = answer_metrics(words, EvalConfig())
