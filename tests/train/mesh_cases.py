@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from ntl_jax import NumberVocab
-from ntl_jax.models import Config, GPT2Config, GraniteConfig, T5Config
+from ntl_jax.models import AnyConfig, GPT2Config, GraniteConfig, T5Config
 from ntl_jax.sharding import batch_sharding, make_mesh
 from tests.train.helpers import TINY, changed
 from train.config import TrainConfig
@@ -30,7 +30,7 @@ GRANITE = GraniteConfig(
     initializer_range=0.15,
     attention_dropout=0.1,
 )
-MODELS: dict[str, Config] = {
+MODELS: dict[str, GPT2Config | GraniteConfig | T5Config] = {
     "t5": T5Config(
         vocab_size=COLUMNS,
         d_model=16,
@@ -67,7 +67,7 @@ def task_of(config: TrainConfig, shape: tuple[int, int, int] = (1, 1, 1)) -> Tas
     return make_task(config, config.model, VOCAB, mesh)
 
 
-def random_batch(model: Config, rows: int, length: int, seed: int = 0) -> dict:
+def random_batch(model: AnyConfig, rows: int, length: int, seed: int = 0) -> dict:
     """Random texts, half of their answers' tokens digits; the first answers have none.
 
     With 32 rows and up to eight devices, a device's first rows are without a number.

@@ -1,0 +1,150 @@
+"""What devices send each other in a bfloat16 step, as the partitioner leaves it.
+
+Later passes of the compiler for CPUs turn bfloat16 into float32, those for TPUs and
+GPUs do not; so the program is read before them.
+"""
+
+import contextlib
+import functools
+import math
+import re
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from ntl_jax import NumberVocab
+from ntl_jax.sharding import batch_sharding
+from tests.train.mesh_cases import config_of, task_of
+from train import loss as loss_module
+from train.config import MeshConfig
+from train.loss import loss_and_grads
+from train.state import abstract_state, make_task
+
+ROWS, LENGTH, LAYERS, WIDTH, INNER, COLUMNS = 16, 24, 5, 64, 128, 1024
+SIZES = {
+    "gpt2": {"n_layer": LAYERS, "n_embd": WIDTH, "n_inner": INNER},
+    "t5": {
+        "num_layers": LAYERS,
+        "num_decoder_layers": LAYERS,
+        "d_model": WIDTH,
+        "d_ff": INNER,
+    },
+    "granite": {
+        "num_hidden_layers": LAYERS,
+        "hidden_size": WIDTH,
+        "intermediate_size": INNER,
+    },
+}
+SIZES["experts"] = SIZES["granite"]
+
+
+class Sent(NamedTuple):
+    """One array of one collective operation."""
+
+    operation: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+_COLLECTIVE = re.compile(
+    r"= (?P<results>.*?) (?P<name>all-gather|all-reduce|reduce-scatter|all-to-all|"
+    r"collective-permute)(-start)?\("
+)
+_ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
+
+
+@functools.cache
+def task_for(family: str, mesh, *, fused_head: bool = False):
+    fields = {f"model__{name}": size for name, size in SIZES[family].items()}
+    fields |= {"model__vocab_size": COLUMNS, "model__dtype": "bfloat16"}
+    config = config_of(family, **fields, fused_head=fused_head, mesh=MeshConfig())
+    vocab = NumberVocab.from_mapping({"1": 21, "2": 22, "a": 1}, vocab_size=COLUMNS)
+    return make_task(config, config.model, vocab, task_of(config, mesh).mesh)
+
+
+def sent(folder, task) -> list[Sent]:
+    """All that the devices send each other for a loss and its gradient."""
+    along = batch_sharding(task.mesh)
+
+    def rows(length: int, dtype) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((ROWS, length), dtype, sharding=along)
+
+    batch = {"input_ids": rows(LENGTH, jnp.int32), "labels": rows(LENGTH, jnp.int32)}
+    batch["attention_mask"] = rows(LENGTH, bool)
+    step = jax.jit(lambda params, batch: loss_and_grads(params, batch, task))
+    options = {"xla_dump_to": str(folder), "xla_dump_hlo_pass_re": "spmd-partition.*"}
+    step.lower(abstract_state(task).params, batch).compile(compiler_options=options)
+    (file,) = folder.glob("*after_spmd-partitioning*")
+    found = []
+    for line in file.read_text().splitlines():
+        match = _COLLECTIVE.search(line)
+        for dtype, sizes in _ARRAY.findall(match["results"]) if match else ():
+            shape = tuple(int(size) for size in sizes.split(",") if size)
+            found.append(Sent(match["name"], dtype, shape))
+    assert found
+    return found
+
+
+def is_kernel(shape) -> bool:
+    """A matrix of one layer, or the head's, whole or cut along its width."""
+    widths = {WIDTH, INNER, COLUMNS, COLUMNS // 2, INNER // 2, WIDTH // 2}
+    return len(shape) >= 2 and LENGTH not in shape and bool(set(shape[-2:]) & widths)
+
+
+def whole_batches(found: list[Sent]) -> list[Sent]:
+    """Activations of all rows, which no device should see."""
+    return [
+        x
+        for x in found
+        if x.dtype in ("f32", "bf16") and x.shape[:2] == (ROWS, LENGTH) and x.shape[2:]
+    ]
+
+
+def logits(found: list[Sent]) -> list[Sent]:
+    """Logits of any rows: a row's many columns."""
+    return [x for x in found if LENGTH in x.shape[:-1] and x.shape[-1] >= COLUMNS // 8]
+
+
+def stacks(found: list[Sent]) -> list[Sent]:
+    """Kernels of all layers at once."""
+    least = LAYERS * WIDTH * WIDTH // 4
+    return [
+        x for x in found if x.shape[:1] == (LAYERS,) and math.prod(x.shape) >= least
+    ]
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("family", "mesh"),
+    [("gpt2", (2, 2, 2))]
+    + [slow(family, (1, 8, 1)) for family in SIZES]
+    + [slow(family, (2, 2, 2)) for family in ("t5", "granite", "experts")],
+)
+def test_parameters_are_gathered_layer_by_layer_in_bfloat16(tmp_path, family, mesh):
+    found = sent(tmp_path, task_for(family, mesh))
+    gathered = [x for x in found if x.operation == "all-gather" and is_kernel(x.shape)]
+    assert {x.dtype for x in gathered if x.shape[0] != LAYERS} == {"bf16"}
+    summed = {x.shape for x in found if x.operation in ("all-reduce", "reduce-scatter")}
+    assert any(is_kernel(shape) for shape in summed)
+    assert not stacks(found)
+    assert not logits(found)
+    if family != "experts":  # whose router's scores are
+        assert not whole_batches(found)
+
+
+@pytest.mark.slow
+def test_a_fused_head_sends_no_logits(tmp_path):
+    found = sent(tmp_path, task_for("gpt2", (2, 2, 2), fused_head=True))
+    assert not logits(found) and not whole_batches(found)
+
+
+def test_rows_that_are_left_to_the_partitioner_are_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        loss_module, "on_mesh", lambda mesh: contextlib.nullcontext(mesh)
+    )
+    assert whole_batches(sent(tmp_path, task_for("gpt2", (1, 8, 1))))
