@@ -120,6 +120,8 @@ def _run(command: str, rest: list[str]) -> int:
 
 def named_runs(paths: list[str]) -> dict[str, pathlib.Path]:
     """Runs by the last part of their path, or by the whole where that is not unique."""
+    if len({pathlib.Path(path).resolve() for path in paths}) < len(paths):
+        raise ConfigError(f"a run is named twice: {' '.join(paths)}.")
     last = [pathlib.Path(path).name for path in paths]
     names = last if len(set(last)) == len(last) else paths
     return {name: pathlib.Path(path) for name, path in zip(names, paths, strict=True)}

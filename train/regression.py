@@ -52,14 +52,19 @@ def with_numbers(
         place = int(np.argmin(np.isfinite(scaled)))
         raise DataError(
             f"the answer of row {place} is {numbers[place]:g}, which float32 does not "
-            "hold: set --value-scale log1p"
+            "hold: "
+            + (
+                "set --value-scale log1p"
+                if np.isfinite(numbers[place])
+                else "leave the row out, or set --head lm"
+            )
         )
     fields = {f.name: getattr(dataset, f.name) for f in dataclasses.fields(dataset)}
     return NumberDataset(**fields, numbers=scaled)
 
 
 def last_numbers(rows: Sequence[Row]) -> np.ndarray:
-    """The last number of each answer, f64[N].
+    """The last number of each answer, f64[N]; infinite beyond 1.8e308.
 
     Raises:
         DataError: an answer holds no number.
@@ -72,7 +77,10 @@ def last_numbers(rows: Sequence[Row]) -> np.ndarray:
                 f"the answer of row {place} holds no number, which a regression head "
                 "learns from: leave the row out, or set --head lm"
             )
-        numbers[place] = float(number)
+        try:
+            numbers[place] = float(number)
+        except OverflowError:  # of a fraction; a decimal becomes infinite
+            numbers[place] = np.inf if number > 0 else -np.inf
     return numbers
 
 

@@ -31,7 +31,12 @@ def read_evaluation(run_dir: pathlib.Path) -> Evaluation:
     """
     path = run_dir / RESULTS_FILE
     if not path.exists():
-        raise ConfigError(f"{run_dir} has no {RESULTS_FILE}: let the run finish first.")
+        inside = sorted(run_dir.glob(f"*/{RESULTS_FILE}"))
+        remedy = "let the run finish first"
+        if inside:
+            runs = ", ".join(str(found.parent) for found in inside)
+            remedy = f"name the runs in it, {runs}"
+        raise ConfigError(f"{run_dir} has no {RESULTS_FILE}: {remedy}.")
     evaluation = json.loads(path.read_text())
     old = [name for name, result in evaluation.items() if "paper_compat" not in result]
     if old:

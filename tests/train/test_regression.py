@@ -109,6 +109,10 @@ def test_answers_without_a_number_or_too_large_are_refused():
     with pytest.raises(DataError, match=r"row 0 is 1e\+99.*--value-scale log1p"):
         tokenized(rows, changed(HEAD, value_scale="none"), MODEL, inputs.tokenizer)
     assert len(tokenized(rows, HEAD, MODEL, inputs.tokenizer)) == 1
+    for answer in ("-" + "9" * 400, "9" * 400 + "/7"):
+        rows = [{"question": "a", "answer": answer}]
+        with pytest.raises(DataError, match=r"row 0 is -?inf.*leave the row out"):
+            tokenized(rows, HEAD, MODEL, inputs.tokenizer)
 
 
 def test_numbers_are_written_as_they_are_read():

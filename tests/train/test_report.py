@@ -1,11 +1,13 @@
 """Tables and figures of a comparison."""
 
 import json
+import pathlib
 
 import numpy as np
 import pytest
 
 from tests.train.helpers import COMPARED, changed
+from train.__main__ import named_runs
 from train.compare import loss_name, variants
 from train.config import ConfigError, LossConfig
 from train.figures import error_figure, error_shares, offset_distribution
@@ -212,9 +214,19 @@ def test_without_matplotlib_there_is_the_table_alone(compared, tmp_path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ["comparison.md"]
 
 
+def test_runs_are_named_by_the_part_that_tells_them_apart():
+    named = named_runs(["a/ce", "b/mse/"])
+    assert named == {"ce": pathlib.Path("a/ce"), "mse": pathlib.Path("b/mse")}
+    assert list(named_runs(["a/ce", "b/ce"])) == ["a/ce", "b/ce"]
+    with pytest.raises(ConfigError, match="named twice"):
+        named_runs(["a/ce", "a/b/../ce"])
+
+
 def test_unfinished_runs_and_other_sets_are_refused(compared, tmp_path):
     with pytest.raises(ConfigError, match=r"has no evaluation\.json"):
         report({"none": tmp_path}, tmp_path)
+    with pytest.raises(ConfigError, match=r"name the runs in it, .*ce, .*ce-"):
+        report({"both": compared}, tmp_path)
     evaluation = json.loads((compared / "ce" / "evaluation.json").read_text())
     runs = {"ce": compared / "ce", "other": tmp_path}
     changes = {
