@@ -126,6 +126,9 @@ def load_inputs(
         name: tokenized(rows, config, model, tokenizer, scale)
         for name, rows in splits.evaluation.items()
     }
+    if config.head == "lm":
+        for set_name, dataset in evaluation.items():
+            _count_long(set_name, dataset, config.evaluation.max_new_tokens)
     if config.data.packing:
         packed = _packed(train, config, model)
         return Inputs(tokenizer, splits, packed, evaluation, None, scale)
@@ -267,6 +270,23 @@ def _count_numbers(set_name: str, rows: Sequence[Row]) -> None:
             len(rows),
             set_name,
             lacking[0],
+        )
+
+
+def _count_long(set_name: str, dataset: TokenizedDataset, max_new_tokens: int) -> None:
+    """Says how many right answers are longer than any generated text."""
+    lengths = dataset.targets.sizes(np.arange(len(dataset))) - 1  # without the end
+    long = int((lengths > max_new_tokens).sum())
+    if long:
+        logger.warning(
+            "%d of %d answers of the evaluation set %r are longer than "
+            "--evaluation.max-new-tokens %d, the longest %d: what is generated for "
+            "them ends too early",
+            long,
+            len(dataset),
+            set_name,
+            max_new_tokens,
+            lengths.max(),
         )
 
 

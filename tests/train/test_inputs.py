@@ -42,3 +42,16 @@ def test_answers_to_evaluate_without_a_number_are_counted(tmp_path, caplog):
     assert len(inputs.evaluation["eval"]) == 4, "text metrics are of all rows"
     assert "2 of 4 answers of the evaluation set 'eval'" in caplog.text
     assert "the first in row 2" in caplog.text
+
+
+def test_answers_longer_than_what_is_generated_are_counted(tmp_path, caplog):
+    digits = config(
+        train_file=rows(tmp_path / "train.jsonl", "3"),
+        eval_file=rows(tmp_path / "eval.jsonl", "1234", "123", "12345"),
+    )
+    with caplog.at_level("WARNING", logger="train"):
+        load_inputs(changed(digits, evaluation__max_new_tokens=5), digits.model)
+        assert "longer" not in caplog.text
+        load_inputs(changed(digits, evaluation__max_new_tokens=3), digits.model)
+    assert "2 of 3 answers of the evaluation set 'eval' are longer" in caplog.text
+    assert "max-new-tokens 3, the longest 5" in caplog.text
