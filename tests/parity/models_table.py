@@ -19,6 +19,7 @@ from ntl_jax.models.granite import rotation
 from ntl_jax.models.layers import Dropout
 from tests import tiny_gpt2, tiny_granite, tiny_t5
 from tests.models import test_gpt2, test_granite, test_t5
+from tests.parity import variants_table
 
 FAMILIES = {
     "T5 v1.0": ("t5", "v1_0"),
@@ -161,6 +162,8 @@ def main() -> None:
     for name, (family, kind) in FAMILIES.items():
         found = largest_differences(family, kind)
         print("|", " | ".join([name, *(f"{found[c]:.1e}" for c in columns)]), "|")
+    print()
+    variants_table.main()
 
 
 if __name__ == "__main__":
