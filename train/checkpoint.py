@@ -50,7 +50,12 @@ class Checkpointer:
                 options=ocp.CheckpointManagerOptions(
                     max_to_keep=keep, cleanup_tmp_directories=keep is not None
                 ),
-                item_names=("params", "training", "config", "checksums"),
+                item_handlers={
+                    "params": ocp.StandardCheckpointHandler(),
+                    "training": ocp.StandardCheckpointHandler(),
+                    "config": ocp.JsonCheckpointHandler(),
+                    "checksums": ocp.JsonCheckpointHandler(),
+                },
             )
         except OSError as error:
             raise ConfigError(
