@@ -14,6 +14,7 @@ python -m train report FOLDER RUN [RUN ...]  compare finished runs, table and fi
 import argparse
 import logging
 import pathlib
+import re
 import signal
 import sys
 import traceback
@@ -132,7 +133,7 @@ def list_presets() -> None:
     names = preset_names()
     width = max(map(len, names))
     for name in names:
-        print(f"{name:<{width}}  {load_preset(name)[1]}")
+        print(f"{name:<{width}}  {load_preset(name)[1].splitlines()[0]}")
 
 
 def parse_config(
@@ -141,11 +142,12 @@ def parse_config(
     """A preset with overrides; `--help` prints them and exits.
 
     A subcommand takes a preset's own checkpoint for what the preset says it is, and
-    fetches none.
+    fetches none; nor does `--help`.
     """
     default, description = load_preset(preset)
     init_from = named_checkpoint(overrides)
-    if command is None:
+    asks_for_help = not {"-h", "--help"}.isdisjoint(overrides)
+    if command is None and not asks_for_help:
         init_from = init_from or default.init_from
     if init_from is not None:
         # Before the flags are read: those of --model are of the checkpoint's kind.
@@ -155,7 +157,8 @@ def parse_config(
         default=default,
         args=overrides,
         prog=" ".join(filter(None, ("python -m train", command, preset))),
-        description=description,
+        # Lines would run into each other, but for those after a blank one.
+        description=re.sub(r"(?<!\n)\n(?=\w)", "\n\n", description),
     )
 
 

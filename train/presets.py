@@ -16,7 +16,7 @@ def preset_names() -> list[str]:
 
 
 def load_preset(name: str) -> tuple[TrainConfig, str]:
-    """A preset's config and the first line of its module's docstring.
+    """A preset's config and its module's docstring, whose first line sums it up.
 
     Raises:
         ConfigError: no such preset; the message lists those there are.
@@ -26,4 +26,4 @@ def load_preset(name: str) -> tuple[TrainConfig, str]:
             f"no preset is called {name!r}. There are: {', '.join(preset_names())}."
         )
     module = importlib.import_module(f"configs.{name.replace('-', '_')}")
-    return module.CONFIG, (module.__doc__ or "").strip().splitlines()[0]
+    return module.CONFIG, (module.__doc__ or "").strip()

@@ -166,6 +166,18 @@ def test_help_without_arguments(capsys):
     assert "python -m train list" in capsys.readouterr().out
 
 
+def test_help_of_a_preset_says_all_and_fetches_no_checkpoint(capsys, monkeypatch):
+    monkeypatch.setattr("train.__main__.adopt_checkpoint", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["paper-rjokes", "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert "Offline:" in out and "--data.train-split dev" in out
+    assert "--model.d-model" in out
+    with pytest.raises(TypeError):
+        main(["paper-rjokes"])
+
+
 def test_tiny_is_no_preset(capsys):
     assert main([TINY.name]) == 1
     assert "no preset is called 'tiny'" in capsys.readouterr().err
