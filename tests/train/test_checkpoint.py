@@ -1,5 +1,7 @@
 """Checkpoints that were damaged on disk are refused, and the one before is taken."""
 
+import gc
+import logging
 import pathlib
 import shutil
 
@@ -14,6 +16,19 @@ from train.rundir import config_dict
 from train.state import TrainState, abstract_state, init_state
 
 CONFIG = config_dict(SHALLOW)
+
+# Orbax drops the reads that were under way when the first one failed, and Python warns
+# of them when they are collected.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@pytest.fixture(autouse=True)
+def _collected(monkeypatch):
+    monkeypatch.setattr(logging.getLogger("train"), "propagate", True)
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")

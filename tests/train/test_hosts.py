@@ -1,7 +1,9 @@
 """Runs on several hosts: processes of this machine, each with its own devices."""
 
+import os
 import shutil
 import signal
+import subprocess
 import time
 
 import jax
@@ -11,6 +13,7 @@ import pytest
 from ntl_jax.sharding import batch_sharding, make_mesh
 from tests.train.runs import (
     KILLED,
+    ROOT,
     STEPS,
     assert_same_run,
     finish,
@@ -122,6 +125,24 @@ def finish_first(processes):
     text, _ = processes[0].communicate(timeout=300)
     status = processes[0].returncode
     return (status, text), finish(processes[1:])
+
+
+@pytest.mark.slow
+def test_the_printed_commands_for_two_processes(tmp_path):
+    text = (ROOT / "docs" / "hosts.md").read_text()
+    block = text.split("```sh\n")[1].split("```")[0]
+    assert "localhost" in block
+    done = subprocess.run(
+        ["bash", "-euc", block],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    assert saved(tmp_path / "runs" / "two-hosts")[0] == 100
+    assert "of 2 hosts" in done.stderr
 
 
 def test_rows_of_this_process_are_all_where_it_is_alone():
