@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ntl_jax.tokenization import Tokenizer
+from ntl_jax.tokenization import Tokenizer, XvalTokenizer
 from train.config import TrainConfig
 from train.data import (
     Row,
@@ -113,6 +113,13 @@ def _numbers(
     dataset: TokenizedDataset,
 ) -> list[str]:
     """How much of the answers the number losses see."""
+    if isinstance(tokenizer, XvalTokenizer):
+        sides = (dataset.sources, dataset.targets)
+        asked, answered = ((s.values == tokenizer.num_id).mean() for s in sides)
+        return [
+            f"each number is one token, [NUM], with its value: {asked:.1%} of source "
+            f"and {answered:.1%} of target tokens"
+        ]
     columns = max(config.model.vocab_size, len(tokenizer))
     try:
         vocab = number_vocab(tokenizer, columns, config.number_policy)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ntl_jax.tokenization import XvalTokenizer, builtin_tokenizer
-from ntl_jax.value_scales import ValueScale
+from ntl_jax.value_scales import Kind, ValueScale
 from train.data import DataError, make_buckets, train_batches
 from train.data.masked import mask_rows, question_row
 
@@ -18,7 +18,7 @@ PAIRS = [(a, b) for a in range(4) for b in range(5)]
 ROWS = [{"question": f"What is {a} plus {b}?", "answer": str(a + b)} for a, b in PAIRS]
 
 
-def dataset(rows=ROWS, rate=None, scale="none", **lengths):
+def dataset(rows=ROWS, rate=None, scale: Kind = "none", **lengths):
     limits = {"max_source_length": 32, "max_target_length": 8} | lengths
     masked = mask_rows(rows, TOKENIZER, rate=rate, **limits)
     fitted = ValueScale.fit(scale, masked.numbers())
@@ -26,7 +26,7 @@ def dataset(rows=ROWS, rate=None, scale="none", **lengths):
 
 
 def first_batches(masked, steps, **options):
-    stream = train_batches(masked, seed=7, **{"batch_size": 8} | options)
+    stream = train_batches(masked, batch_size=8, seed=7, **options)
     batches = [next(stream) for _ in range(steps)]
     stream.close()
     return batches

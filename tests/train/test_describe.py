@@ -58,7 +58,10 @@ def test_every_preset_is_described(preset, data_dir, tmp_path):
     except DataError as error:
         pytest.skip(f"no data: {error}")
     assert line_of(text, "train source") and line_of(text, "train target")
-    assert "number tokens" in text and "coverage" in text
+    if "numformer" in preset:
+        assert "each number is one token, [NUM]" in text
+    else:
+        assert "number tokens" in text and "coverage" in text
     for way in ("padded", "--data.buckets", "--data.packing"):
         *_, padding, _ = numbers(line_of(text, way))
         assert 0 <= padding < 100

@@ -13,7 +13,7 @@ from ntl_jax.sharding import batch_sharding, make_mesh
 from tests.train.conftest import standard_promotion
 from tests.train.helpers import SHALLOW, changed
 from train.config import ConfigError, LossConfig
-from train.data import load_splits
+from train.data import MaskedDataset, load_splits
 from train.inputs import load_inputs, make_vocab, open_tokenizer
 from train.loop import run
 from train.loss import loss_and_grads
@@ -118,6 +118,7 @@ def test_a_finished_run_is_evaluated_anew_to_the_same_scores(trained):
 
 def test_in_parts_and_over_devices_loss_and_gradient_stay_the_same():
     task, inputs = task_and_inputs()
+    assert isinstance(inputs.train, MaskedDataset)
     batch = inputs.train.train_batch(np.arange(8), np.arange(8), seed=0)
     state = init_state(task)
     key = jax.random.key(3)
@@ -167,6 +168,7 @@ def test_sizes_that_no_numformer_has_are_refused():
     with pytest.raises(ConfigError, match="16 does not divide into 3 heads"):
         with_tokenizer(changed(TINY, model__num_heads=3).model, tokenizer)
     task, _ = task_and_inputs()
+    assert isinstance(task.model, NumformerConfig)
     assert (task.model.num_id, task.model.vocab_size) == (512, 640)
     short = NumformerConfig(vocab_size=640, num_id=512, max_positions=8)
     with pytest.raises(ConfigError, match="more than the model's 8 positions"):

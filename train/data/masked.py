@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from ntl_jax.number_grammar import Exact, find_numbers
+from ntl_jax.number_grammar import Exact, Number, find_numbers
 from ntl_jax.tokenization import XvalTokenizer, mask_at_random, mask_last_number
 from ntl_jax.tokenization.masked_numbers import MaskedBatch, MaskedRow
 from ntl_jax.tokenization.xval import NumberedIds
@@ -168,8 +168,10 @@ def mask_rows(
     values: list[np.ndarray] = []
     targets: list[np.ndarray] = []
     cut = [0, 0]
-    for place, (row, question, answer, plain) in enumerate(_encoded(rows, tokenizer)):
-        _check_answer(place, row, answer, num_id)
+    for place, (number, question, answer, plain) in enumerate(
+        _encoded(rows, tokenizer)
+    ):
+        _check_answer(place, number, answer, num_id)
         cut[0] += len(question.ids) - 1 > max_source_length
         cut[1] += len(answer.ids) > max_target_length
         asked = [column[:-1][:max_source_length] for column in question]
@@ -209,45 +211,48 @@ def question_row(question: str, tokenizer: XvalTokenizer) -> MaskedRow:
 
 def _encoded(
     rows: Sequence[Row], tokenizer: XvalTokenizer
-) -> Iterator[tuple[Row, NumberedIds, NumberedIds, list[int]]]:
-    """Each row with its question, its answer, and the answer's ids in digits.
+) -> Iterator[tuple[Number | None, NumberedIds, NumberedIds, list[int]]]:
+    """Each row's last number, question, answer, and the answer's ids in digits.
 
     Question and answer are read one by one: in "Add 7 to 5 -3" the sign would be lost.
     """
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         chunk = rows[start : start + _ROWS_AT_ONCE]
         answers = [row["answer"] for row in chunk]
+        found = [find_numbers(answer, fractions=True) for answer in answers]
+        numbers = [found_in[-1] if found_in else None for found_in in found]
+        written = [
+            " " + _in_decimals(answer, number)
+            for answer, number in zip(answers, numbers, strict=True)
+        ]
         yield from zip(
-            chunk,
+            numbers,
             tokenizer.encode_numbers_batch([row["question"] for row in chunk]),
-            tokenizer.encode_numbers_batch([" " + _in_decimals(a) for a in answers]),
+            tokenizer.encode_numbers_batch(written),
             tokenizer.base.encode_batch(answers),
             strict=True,
         )
 
 
-def _in_decimals(answer: str) -> str:
-    """The answer, its last number as a decimal where it is a fraction.
-
-    >>> _in_decimals("-3/4"), _in_decimals("x = 2 1/2."), _in_decimals("5 of 7")
-    ('-0.75', 'x = 2.5.', '5 of 7')
-    """
-    last = find_numbers(answer, fractions=True)[-1:]
-    if not last or not isinstance(last[0].value, Fraction):
+def _in_decimals(answer: str, last: Number | None) -> str:
+    """The answer, its last number as a decimal where it is a fraction: -3/4 is -0.75,
+    where the sign stands before the number."""
+    if last is None or not isinstance(last.value, Fraction):
         return answer
-    size = np.format_float_positional(abs(_float(last[0].value)), trim="-")
-    return answer[: last[0].start] + size + answer[last[0].end :]
+    size = np.format_float_positional(abs(_float(last.value)), trim="-")
+    return answer[: last.start] + size + answer[last.end :]
 
 
-def _check_answer(place: int, row: Row, answer: NumberedIds, num_id: int) -> None:
-    numbers = find_numbers(row["answer"], fractions=True)
-    if not numbers:
+def _check_answer(
+    place: int, last: Number | None, answer: NumberedIds, num_id: int
+) -> None:
+    if last is None:
         raise DataError(
             f"the answer of row {place} holds no number, which a Numformer is asked "
             "for: leave the row out, or set --head lm"
         )
     read = [v for i, v in zip(answer.ids, answer.values, strict=True) if i == num_id]
-    number = _float(numbers[-1].value)
+    number = _float(last.value)
     with np.errstate(over="ignore"):
         kept = bool(read) and np.float32(read[-1]) == np.float32(number)
     if not kept:
