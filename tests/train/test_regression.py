@@ -15,12 +15,12 @@ from tests.train.conftest import standard_promotion
 from tests.train.helpers import SHALLOW, changed, tiny_task
 from train.config import ConfigError
 from train.data import DataError
-from train.inputs import load_inputs, tokenized
+from train.inputs import fitted, load_inputs, make_vocab, tokenized
 from train.loop import run
 from train.model import with_head
 from train.predict import export, load_run, predict
 from train.pretrained import pretrained_params
-from train.regression import NumberDataset, written
+from train.regression import NumberDataset, last_numbers, written
 
 HEAD = changed(
     SHALLOW,
@@ -134,3 +134,19 @@ def test_numbers_are_written_as_they_are_read():
 def test_what_does_not_go_together_is_refused(changes, what):
     with pytest.raises(ConfigError, match=f"--head regression does not go with {what}"):
         changed(HEAD, **changes).validate(8)
+
+
+def test_the_scale_is_that_of_the_training_answers_and_the_loss_is_said(caplog):
+    config = changed(HEAD, value_scale="minmax5")
+    inputs = load_inputs(config, MODEL)
+    answers = [float(row["answer"]) for row in inputs.splits.train]
+    assert (inputs.scale.low, inputs.scale.high) == (min(answers), max(answers))
+    assert isinstance(inputs.train, NumberDataset)
+    assert np.ptp(inputs.train.numbers) == 10
+    with caplog.at_level("INFO", logger="train"):
+        make_vocab(config, MODEL, inputs)
+    assert "in which --loss has no part" in caplog.text
+    assert "number tokens" not in caplog.text
+    one = [inputs.splits.train[0]] * 3
+    with pytest.raises(ConfigError, match=r"--value-scale minmax5: .* two different"):
+        fitted(config, last_numbers(one))
