@@ -36,6 +36,11 @@ def resolve_run_dir(config: TrainConfig) -> pathlib.Path:
         ConfigError: nothing to resume, or a folder that holds another run.
     """
     if config.run_dir is not None:
+        if "://" in config.run_dir:
+            raise ConfigError(
+                f"--run-dir {config.run_dir} is no folder: mount the bucket (gcsfuse, "
+                "s3fs), and name where."
+            )
         path = pathlib.Path(config.run_dir)
         if config.resume and not path.is_dir():
             raise ConfigError(f"--resume: there is no run in {path}.")

@@ -1,0 +1,43 @@
+"""What a resumed run may change, and where a run may write."""
+
+import pytest
+
+from tests.train.helpers import TINY, changed
+from train.config import ConfigError
+from train.rundir import check_same_run, resolve_run_dir, write_config
+
+
+def resumed(tmp_path, schedule: str, then: int, now: int, **more) -> None:
+    config = changed(TINY, optimizer__schedule=schedule, steps=then)
+    write_config(tmp_path, config)
+    check_same_run(tmp_path, changed(config, steps=now, **more))
+
+
+@pytest.mark.parametrize("schedule", ["constant", "plateau"])
+def test_steps_may_grow_where_they_do_not_set_the_learning_rate(schedule, tmp_path):
+    resumed(tmp_path, schedule, 6, 9)
+    with pytest.raises(ConfigError, match=r"--steps: 6 then, 5 now"):
+        resumed(tmp_path, schedule, 6, 5)
+    with pytest.raises(ConfigError, match=r"--seed: 0 then, 1 now"):
+        resumed(tmp_path, schedule, 6, 9, seed=1)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_steps_of_a_schedule_that_ends_may_not(schedule, tmp_path):
+    with pytest.raises(ConfigError, match=r"--steps: 6 then, 9 now"):
+        resumed(tmp_path, schedule, 6, 9)
+
+
+def test_another_schedule_does_not_let_steps_grow(tmp_path):
+    with pytest.raises(ConfigError, match=r"--optimizer\.schedule: 'constant' then"):
+        resumed(tmp_path, "constant", 6, 9, optimizer__schedule="cosine")
+
+
+def test_hosts_and_cache_may_differ(tmp_path):
+    more = {"hosts__count": 2, "compilation_cache": "somewhere"}
+    resumed(tmp_path, "cosine", 6, 6, **more)
+
+
+def test_an_address_is_no_folder():
+    with pytest.raises(ConfigError, match="gs://bucket/run is no folder: mount"):
+        resolve_run_dir(changed(TINY, run_dir="gs://bucket/run"))
