@@ -65,7 +65,7 @@ def gradient(config, params, data, key=None):
 def test_scanned_unrolled_and_recomputed_layers_agree(params):
     data, key = batch(), jax.random.key(1)
     grads = gradient(TINY, params, data, key)
-    for change in ({"unroll_layers": True}, {"remat": True}):
+    for change in ({"unroll_layers": True}, {"remat": True}, {"remat": "matmuls"}):
         other = gradient(dataclasses.replace(TINY, **change), params, data, key)
         assert max(relative_errors(other, grads).values()) < 1e-5
     calm = gradient(TINY, params, data)

@@ -65,6 +65,16 @@ def test_scanned_unrolled_and_recomputed_layers_agree(model):
     assert min(relative_errors(calm, grads).values()) > 1e-3
 
 
+@pytest.mark.slow
+def test_layers_whose_products_are_kept_agree(model):
+    config, params = model
+    data, key = batch(length=LONG), jax.random.key(1)
+    grads = gradient(config, params, data, key)
+    kept = dataclasses.replace(config, remat="matmuls")
+    other = gradient(kept, params, data, key)
+    assert max(relative_errors(other, grads).values()) < 1e-4
+
+
 @pytest.mark.parametrize("padding", ["left", "right"])
 def test_padded_rows_equal_rows_of_their_own(model, padding):
     config, params = model

@@ -10,7 +10,16 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ntl_jax.models.layers import Dropout, RMSNorm, dropout, einsum_float32
+from ntl_jax.models import GPT2Config
+from ntl_jax.models.layers import (
+    Dropout,
+    Linear,
+    RMSNorm,
+    dropout,
+    einsum_float32,
+    run_layers,
+    stack_layers,
+)
 
 SHAPE = (64, 8, 16, 32)
 KEY = jax.random.key(7)
@@ -205,3 +214,48 @@ def test_float32_products_have_forward_derivatives():
 def test_modules_hold_no_random_state():
     norm = RMSNorm(4, eps=1e-6)
     assert not nnx.state(norm, nnx.RngState)
+
+
+class Inner(nnx.Module):
+    """A feed-forward layer with activations much wider than its products."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.wi = Linear(32, 64, std=0.2, rngs=rngs)
+        self.wo = Linear(64, 32, std=0.2, rngs=rngs)
+
+    def __call__(self, x, drop: Dropout):
+        h = self.wi(x)
+        h = drop(jnp.tanh(h) * jax.nn.sigmoid(h), 0)
+        return x + self.wo(h)
+
+
+def test_what_is_recomputed_changes_memory_and_no_gradient():
+    graph, params = nnx.split(stack_layers(Inner, 8, nnx.Rngs(params=0)))
+    x = jax.random.normal(KEY, (16, 64, 32))
+    grads, scratch = {}, {}
+    for remat in (False, "matmuls", True):
+
+        def loss(params, remat=remat):
+            def step(layer, index, x):
+                return layer(x, Dropout(0.1, KEY, layer=index))
+
+            layers = nnx.merge(graph, params)
+            y = run_layers(layers, 8, step, x, unroll=False, remat=remat)
+            return jnp.mean(jnp.square(y))
+
+        compiled = jax.jit(jax.grad(loss)).lower(params).compile()
+        grads[remat] = compiled(params)
+        scratch[remat] = compiled.memory_analysis().temp_size_in_bytes
+    for other in ("matmuls", True):
+        for got, want in zip(
+            *map(jax.tree.leaves, (grads[other], grads[False])), strict=True
+        ):
+            assert jnp.linalg.norm(got - want) < 1e-6 * jnp.linalg.norm(want)
+    products = x.nbytes * 8 * 3  # of wi and wo, of all layers
+    assert scratch[True] < scratch["matmuls"] - 0.6 * products
+    assert scratch["matmuls"] < scratch[False] - 0.6 * products
+
+
+def test_other_words_for_what_is_recomputed_are_refused():
+    with pytest.raises(ValueError, match="remat is 'all'; choose False, True or 'matm"):
+        GPT2Config(remat="all")  # pyright: ignore[reportArgumentType]

@@ -74,13 +74,18 @@ def sent(folder, task) -> list[Sent]:
     batch = {"input_ids": rows(LENGTH, jnp.int32), "labels": rows(LENGTH, jnp.int32)}
     batch["attention_mask"] = rows(LENGTH, bool)
     step = jax.jit(lambda params, batch: loss_and_grads(params, batch, task))
-    options = {"xla_dump_to": str(folder), "xla_dump_hlo_pass_re": "spmd-partition.*"}
+    options: dict[str, str | bool] = {
+        "xla_dump_to": str(folder),
+        "xla_dump_hlo_pass_re": "spmd-partition.*",
+    }
     step.lower(abstract_state(task).params, batch).compile(compiler_options=options)
     (file,) = folder.glob("*after_spmd-partitioning*")
     found = []
     for line in file.read_text().splitlines():
         match = _COLLECTIVE.search(line)
-        for dtype, sizes in _ARRAY.findall(match["results"]) if match else ():
+        if match is None:
+            continue
+        for dtype, sizes in _ARRAY.findall(match["results"]):
             shape = tuple(int(size) for size in sizes.split(",") if size)
             found.append(Sent(match["name"], dtype, shape))
     assert found

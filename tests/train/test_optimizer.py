@@ -137,3 +137,22 @@ def test_schedules():
     assert cosine[1:3] == [1.0, 1.0]
     assert cosine[-1] == 0.1
     assert rates("cosine", warmup_steps=1)[0] == 1.0
+
+
+def test_a_first_moment_in_bfloat16_takes_half_the_bytes_and_nearly_the_same_steps():
+    grads = random_gradients(5)
+    small = dataclasses.replace(CONFIG, mu_dtype="bfloat16")
+    exact, near = our_adamw(CONFIG, grads), our_adamw(small, grads)
+    chex.assert_trees_all_close(near, exact, atol=0.02 * 5 * CONFIG.learning_rate)
+    assert any(
+        np.any(a != b)
+        for a, b in zip(jax.tree.leaves(near), jax.tree.leaves(exact), strict=True)
+    )
+    for config, size in ((CONFIG, 4), (small, 2)):
+        state = make_optimizer(config, steps=5).init(PARAMS)
+        assert {leaf.dtype.itemsize for leaf in jax.tree.leaves(state[1][0].mu)} == {
+            size
+        }
+        assert {leaf.dtype for leaf in jax.tree.leaves(state[1][0].nu)} == {
+            jnp.dtype("float32")
+        }

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 from ntl_jax.sharding import batch_sharding
 from tests.train.helpers import SHALLOW, changed, tiny_batch, tiny_task
@@ -82,6 +83,16 @@ def test_steps_on_eight_devices_equal_steps_on_one(optimizer):
 def test_adafactors_moments_are_factored():
     shapes = [leaf.shape for leaf in jax.tree.leaves(trained("adafactor").state)]
     assert shapes.count((512, 128)) == 1  # the embedding, and no moments of its size
+
+
+def test_adafactors_moments_are_laid_out_as_what_is_left_of_their_parameters():
+    state = trained("adafactor").state
+    moments = [
+        leaf
+        for leaf in jax.tree.leaves(state.opt_state)
+        if leaf.ndim == 1 and leaf.size == 512 and not leaf.sharding.is_fully_replicated
+    ]
+    assert [leaf.sharding.spec for leaf in moments] == [PartitionSpec("tensor")]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
