@@ -54,13 +54,16 @@ class Costs:
             from device memory and wrote its result there.
         collectives: bytes of the results of each kind of collective.
         calls: how often each kind runs.
-        shapes: the largest result of each kind, as it is printed.
+        largest: the largest result of each kind, in bytes and as it is printed.
+        channels: of the collectives that are counted. A TPU runs one beside other work
+            as several instructions, which hold copies of it on the same channel.
     """
 
     moved: float = 0.0
     collectives: dict[str, float] = dataclasses.field(default_factory=dict)
     calls: Counter[str] = dataclasses.field(default_factory=Counter)
     largest: dict[str, tuple[float, str]] = dataclasses.field(default_factory=dict)
+    channels: set[str] = dataclasses.field(default_factory=set)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +219,11 @@ def _add(
                 fused = inside or line.opcode == "fusion"
                 _add(costs, computations, called, runs, inside=fused)
         kind = line.opcode.removesuffix("-start")
-        if kind in COLLECTIVES:
+        channel = re.search(r"channel_id=(\d+)", line.text)
+        seen = channel is not None and channel[1] in costs.channels
+        if kind in COLLECTIVES and not seen:
+            if channel is not None:
+                costs.channels.add(channel[1])
             size = _sent(line)
             costs.collectives[kind] = costs.collectives.get(kind, 0.0) + times * size
             costs.calls[kind] += times
