@@ -17,6 +17,6 @@ CONFIG = dataclasses.replace(
     name="paper-gsm8k",
     data=DataConfig(name="gsm8k", validation_fraction=0.15, batch_size=32),
     model=T5Config.t5_3b(),
-    evaluation=EvalConfig(every=25_000, batch_size=64, max_new_tokens=320, beams=4),
+    evaluation=EvalConfig(every=25_000, batch_size=64, max_new_tokens=328, beams=4),
     init_from="google-t5/t5-3b",
 )

@@ -34,6 +34,7 @@ MORE_COLUMNS = {
     "number_accuracy_1e-5": "within 0.001%",
     "number_accuracy_1e-2": "within 1%",
     "number_accuracy_1e-1": "within 10%",
+    "rounded_accuracy": "to two decimals",
     "mape": "MAPE",
     "mape_median": "median APE",
     "sequence_accuracy": "whole answer",

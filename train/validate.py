@@ -22,7 +22,7 @@ _RANGES = {
     },
     "data": {
         "seed": _NOT_NEGATIVE,
-        "digits": (1, 10, True),
+        "digits": (1, 9, True),  # extrapolation adds one, and ends at nine
         "train_size": _AT_LEAST_1,
         "eval_size": _AT_LEAST_1,
         "max_source_length": _AT_LEAST_1,

@@ -35,6 +35,7 @@ def change(path: str, value):
         ("evaluation.batch_size", 1, "--evaluation.batch-size 1 does not divide"),
         ("name", "a/b", "--name 'a/b' cannot be a folder"),
         ("seed", -1, "--seed is -1"),
+        ("data.digits", 9, "--data.digits is 9: it must be at least 1 and below 9"),
         ("data.train_size", 0, "--data.train-size is 0: it must be at least 1"),
         ("data.max_target_length", 0, "--data.max-target-length is 0"),
         ("loss.was", -0.3, "--loss.was is -0.3: it must be at least 0 and finite"),
