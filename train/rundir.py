@@ -20,6 +20,8 @@ MAY_DIFFER = {
     "mesh",
     "hosts",
     "compilation_cache",
+    "accumulate",
+    "fused_head",
     "log_every",
     "checkpoint_every",
     "keep_checkpoints",
