@@ -69,7 +69,7 @@ def newest_folder(run_dir) -> int:
 def test_twenty_kills_at_any_moment(tmp_path):
     """A checkpoint after each step, so that many kills come while one is written."""
     run_dir, whole = tmp_path / "killed", tmp_path / "whole"
-    more = ["--steps=400", "--checkpoint-every=1"]
+    more = ["--steps=200", "--checkpoint-every=1"]
     more += [f"--compilation-cache={tmp_path / 'cache'}"]
     train(whole, *more)
     chance, half_written = random.Random(0), 0
@@ -84,9 +84,9 @@ def test_twenty_kills_at_any_moment(tmp_path):
         assert status == KILLED, text
         half_written += any((run_dir / "checkpoints").glob("*tmp*"))
     assert half_written > 3  # of 20; or the test would not see what it is for
-    assert newest_folder(run_dir) < 400
+    assert newest_folder(run_dir) < 200
     train(run_dir, *more, "--resume")
-    assert_same_run(run_dir, whole, last=400)
+    assert_same_run(run_dir, whole, last=200)
 
 
 @pytest.mark.slow
