@@ -124,7 +124,7 @@ def compile_ahead(config: TrainConfig, topology: str) -> AotReport:
         raise ConfigError(
             f"{config.name} does not fit {topology}, mesh {sizes}: "
             f"{_first_line(error)}\nTake more devices, a larger --mesh.fsdp or "
-            "--mesh.tensor, --model.remat, or a smaller --data.batch-size."
+            "--mesh.tensor, --model.remat True, or a smaller --data.batch-size."
         ) from error
     seconds = time.perf_counter() - start
     memory, hlo = compiled.memory_analysis(), compiled.as_text()

@@ -180,6 +180,8 @@ def check_same_run(run_dir: pathlib.Path, config: TrainConfig) -> None:
     may_differ = MAY_DIFFER
     if _may_go_on(old, new):
         may_differ = MAY_DIFFER | {"steps"}
+    # A field that came later had its default then.
+    old = _flat(config_dict(TrainConfig(name=config.name))) | old
     differing = [
         f"--{key.replace('_', '-')}: {old.get(key)!r} then, {value!r} now"
         for key, value in new.items()

@@ -1,5 +1,7 @@
 """What a resumed run may change, and where a run may write."""
 
+import json
+
 import pytest
 
 from tests.train.helpers import TINY, changed
@@ -41,3 +43,14 @@ def test_hosts_and_cache_may_differ(tmp_path):
 def test_an_address_is_no_folder():
     with pytest.raises(ConfigError, match="gs://bucket/run is no folder: mount"):
         resolve_run_dir(changed(TINY, run_dir="gs://bucket/run"))
+
+
+def test_a_field_that_came_later_had_its_default(tmp_path):
+    write_config(tmp_path, TINY)
+    path = tmp_path / "config.json"
+    written = json.loads(path.read_text())
+    del written["optimizer"]["mu_dtype"]
+    path.write_text(json.dumps(written))
+    check_same_run(tmp_path, TINY)
+    with pytest.raises(ConfigError, match=r"--optimizer\.mu-dtype: .* then"):
+        check_same_run(tmp_path, changed(TINY, optimizer__mu_dtype="bfloat16"))
