@@ -46,6 +46,10 @@ class ValueScale:
             raise ValueError(
                 f"low {self.low} and high {self.high} must be finite, low below high"
             )
+        if self.high / 2 - self.low / 2 < np.finfo(np.float64).tiny:
+            raise ValueError(
+                f"low {self.low} and high {self.high} are too close to be told apart"
+            )
 
     @classmethod
     def fit(cls, kind: Kind, numbers: Iterable[float]) -> "ValueScale":
@@ -70,8 +74,9 @@ class ValueScale:
         if self.kind == "log1p":
             return np.copysign(np.log1p(np.abs(x)), x)
         if self.kind == "minmax5":
-            middle = self.low / 2 + self.high / 2
-            return (x - middle) / (self.high / 2 - self.low / 2) * _BOUND
+            # Halves do not overflow, and differences of numbers nearby are exact.
+            above, below = x / 2 - self.low / 2, self.high / 2 - x / 2
+            return (above - below) / (self.high / 2 - self.low / 2) * _BOUND
         return x
 
     def invert(self, scaled: Float[np.ndarray, "*B"]) -> Float[np.ndarray, "*B"]:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from ntl_jax.value_scales import ValueScale
@@ -21,8 +21,10 @@ def test_scaled_numbers_come_back(numbers, kind):
 
 @given(st.lists(FINITE, min_size=2, unique=True))
 @example([-1e308, 1e308])
+@example([1.0, math.nextafter(1.0, 2.0)])
 def test_minmax_stays_within_five_and_comes_back(numbers):
     low, high = min(numbers), max(numbers)
+    assume(high / 2 - low / 2 >= 1e-300)
     scale = ValueScale.fit("minmax5", numbers)
     scaled = scale.apply(np.array(numbers))
     assert (np.abs(scaled) <= 5 + 1e-9).all()
@@ -49,3 +51,8 @@ def test_what_is_no_scale_is_refused():
         ValueScale.fit("minmax5", [3.0, 3.0])
     with pytest.raises(ValueError, match="low below high"):
         ValueScale("minmax5", 1.0, np.nan)
+
+
+def test_numbers_that_halves_cannot_tell_apart_are_refused():
+    with pytest.raises(ValueError, match="too close"):
+        ValueScale.fit("minmax5", [0.0, 5e-324])

@@ -24,8 +24,10 @@ def compiled(monkeypatch):
 
 
 def test_a_resumed_run_compiles_the_step_once(compiled, tmp_path, caplog, monkeypatch):
-    caplog.set_level(logging.INFO, "train")
+    # As it is before a command line has run in this process: heard once, by the root.
     monkeypatch.setattr(logging.getLogger("train"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("train"), "handlers", [])
+    caplog.set_level(logging.INFO, "train")
     config = changed(SHALLOW, steps=3)
     loop.run(config, tmp_path)
     loop.run(changed(config, steps=6, resume=True), tmp_path)

@@ -193,8 +193,11 @@ def finished(tmp_path_factory):
     return run_of
 
 
-# Granite with experts is Granite, and more.
-FAMILIES = ["gpt2", "moe", pytest.param("granite", marks=pytest.mark.slow)]
+FAMILIES = [
+    "gpt2",
+    pytest.param("moe", marks=pytest.mark.slow),
+    pytest.param("granite", marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

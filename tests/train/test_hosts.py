@@ -42,6 +42,7 @@ def assert_close_rows(run_dir, other) -> None:
         assert row["loss"] == pytest.approx(twin["loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_two_hosts_train_and_evaluate_together(tmp_path):
     run_dir = tmp_path / "two"
     first, second = train(run_dir, *SHORT, flags=QUICK, hosts=2)
