@@ -22,7 +22,8 @@ _BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "f8e4m3fn": 8, "f8e5m2": 8}
 _SHAPE = re.compile(
     r"\b(pred|[suf]\d+|bf16|f8e4m3fn|f8e5m2|c64|c128)\[([\d,]*)\](\{[^}]*\})?"
 )
-_ON_CHIP = "S(1)"  # in a layout: an array that the compiler keeps beside the units
+# In a layout: an array in one of a TPU's memories beside the units.
+_ON_CHIP = re.compile(r"S\([1-4]\)")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r"(?:^|[\s)}\]])([a-z][a-z0-9\-]*)\(")
 _CALLED = re.compile(r"(?:body|to_apply|calls|branch_computations)=\{?(%?[\w.\-]+)")
@@ -176,7 +177,7 @@ def shape_bytes(shape: str, *, on_chip: bool = True) -> float:
 
 def _array_bytes(array: tuple[str, ...], on_chip: bool) -> float:
     kind, dimensions, layout = array
-    if _ON_CHIP in layout and not on_chip:
+    if _ON_CHIP.search(layout) and not on_chip:
         return 0.0
     bits = _BITS.get(kind) or int(re.sub(r"\D", "", kind))
     return bits / 8 * math.prod(int(size) for size in dimensions.split(",") if size)
