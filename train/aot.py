@@ -250,5 +250,6 @@ def step_times(report: AotReport) -> dict[str, float]:
         "device memory": report.costs.moved / chip.bandwidth,
         "interconnect": sum(report.costs.collectives.values()) / chip.interconnect,
     }
-    step = {"step, overlapping": max(each.values()), "step, in turn": sum(each.values())}
+    times = each.values()
+    step = {"step, overlapping": max(times), "step, in turn": sum(times)}
     return {name: 1e3 * seconds for name, seconds in (each | step).items()}
