@@ -6,6 +6,7 @@ machine, and knows their memory. `--topology local` takes the devices that are h
 
 import dataclasses
 import functools
+import importlib.metadata
 import importlib.util
 import logging
 import math
@@ -127,7 +128,15 @@ def compile_ahead(config: TrainConfig, topology: str) -> AotReport:
             "--mesh.tensor, --model.remat True, or a smaller --data.batch-size."
         ) from error
     seconds = time.perf_counter() - start
-    memory, hlo = compiled.memory_analysis(), compiled.as_text()
+    memory = compiled.memory_analysis()
+    try:
+        hlo = compiled.as_text()
+    except jax.errors.JaxRuntimeError as error:
+        raise ConfigError(
+            f"libtpu {importlib.metadata.version('libtpu')} writes programs that jaxlib "
+            f"{jax.lib.__version__} cannot read: pip install 'jax[tpu]' takes the one "
+            f"that belongs to it. It says: {_first_line(error)}"
+        ) from error
     if memory is None or hlo is None:
         raise ConfigError(
             f"the compiler of {topology} does not say what a program takes."
@@ -180,7 +189,7 @@ def find_devices(topology: str) -> list[Any]:
         )
     if importlib.util.find_spec("libtpu") is None:
         raise ConfigError(
-            f"--topology {topology} takes the TPU compiler: pip install libtpu."
+            f"--topology {topology} takes the TPU compiler: pip install 'jax[tpu]'."
         )
     name, cores, chip_config = _GENERATIONS[generation]
     chips = math.prod(int(size) for size in grid.split("x"))
