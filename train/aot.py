@@ -32,6 +32,8 @@ from train.step import compile_train_step
 
 logger = logging.getLogger("train")
 
+_COMPILERS = ("jaxlib", "libtpu")
+
 # What libtpu asks a machine for that is no TPU: (accelerator type, cores that its
 # number counts a chip, the configuration that makes one device of a chip).
 _GENERATIONS = {
@@ -132,10 +134,11 @@ def compile_ahead(config: TrainConfig, topology: str) -> AotReport:
     try:
         hlo = compiled.as_text()
     except jax.errors.JaxRuntimeError as error:
+        versions = {name: importlib.metadata.version(name) for name in _COMPILERS}
         raise ConfigError(
-            f"libtpu {importlib.metadata.version('libtpu')} writes programs that jaxlib "
-            f"{jax.lib.__version__} cannot read: pip install 'jax[tpu]' takes the one "
-            f"that belongs to it. It says: {_first_line(error)}"
+            f"the program that {topology} takes cannot be read ({versions}): pip "
+            "install 'jax[tpu]' takes the compiler that belongs to jaxlib. It says: "
+            f"{_first_line(error)}"
         ) from error
     if memory is None or hlo is None:
         raise ConfigError(
