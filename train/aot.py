@@ -184,7 +184,9 @@ def find_devices(topology: str) -> list[Any]:
     if topology == "local":
         return jax.devices()
     generation, _, grid = topology.partition(":")
-    if generation not in _GENERATIONS or not grid.replace("x", "").isdigit():
+    sides = [int(side) for side in grid.split("x") if side.isdigit()]
+    is_grid = len(sides) in (2, 3) and min(sides) > 0 and grid.count("x") < len(sides)
+    if generation not in _GENERATIONS or not is_grid:
         raise ConfigError(
             f"--topology {topology}: give 'local', or one of "
             f"{', '.join(_GENERATIONS)} with a grid of chips, such as v5e:4x4, "
@@ -195,14 +197,18 @@ def find_devices(topology: str) -> list[Any]:
             f"--topology {topology} takes the TPU compiler: pip install 'jax[tpu]'."
         )
     name, cores, chip_config = _GENERATIONS[generation]
-    chips = math.prod(int(size) for size in grid.split("x"))
+    chips = math.prod(sides)
     # This machine is no TPU: without these libtpu asks the network what it is.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no TPU is taken
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", f"{name}-{chips * cores}")
     jax.config.update("jax_platforms", "cpu")
-    options = {} if chip_config is None else {"chip_config_name": chip_config}
+    options: dict[str, Any] = {}
+    if chip_config is not None:
+        options["chip_config_name"] = chip_config
+    # A host holds 2 x 2 chips, fewer where a side of the grid is odd.
+    options["chips_per_host_bounds"] = [*(2 - side % 2 for side in sides[:2]), 1]
     if os.environ.pop("XLA_FLAGS", None) is not None:
         # It would end the process at any flag that it does not know.
         logger.warning("XLA_FLAGS are not for the TPU compiler: LIBTPU_INIT_ARGS are.")

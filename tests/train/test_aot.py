@@ -84,6 +84,12 @@ def test_a_mesh_that_does_not_fit():
         compile_ahead(config, "local")
 
 
+@pytest.mark.parametrize("topology", ["v5e:4", "v5e:0x2", "v5e:2x2x", "v9:2x2", "v4"])
+def test_a_topology_that_is_none(topology):
+    with pytest.raises(ConfigError, match=f"{topology}: give 'local', or one of"):
+        compile_ahead(TINY, topology)
+
+
 def test_topology_is_asked_for(capsys):
     assert main(["aot", "quickstart"]) == 1
     assert "--topology" in capsys.readouterr().err
