@@ -135,6 +135,9 @@ class TrainConfig:
     fused_head: bool = False
     """Make logits a few thousand tokens at a time and never keep them: less memory for
     a large vocabulary, the same losses."""
+    deterministic: bool = False
+    """GPUs: the same bits in every run on the same mesh, resumed ones included, at some
+    cost of speed; CPUs and TPUs give them anyway."""
     log_every: int = 50
     """Steps between rows of metrics.jsonl."""
     checkpoint_every: int | None = None

@@ -21,7 +21,13 @@ from train.number_answers import NumberModel, total_loss
 from train.regression import written
 from train.scores import Answers, answer_metrics, answer_tables, plain
 from train.state import Params, Task
-from train.step import Batch, EvalOutputs, eval_step, evaluation_objective
+from train.step import (
+    Batch,
+    EvalOutputs,
+    compiler_options,
+    eval_step,
+    evaluation_objective,
+)
 
 PREDICTIONS_FILE = "predictions.jsonl"
 RESULTS_FILE = "evaluation.json"
@@ -55,7 +61,10 @@ class Evaluator:
         is_xval = isinstance(tokenizer, XvalTokenizer)
         self._tokenizer = tokenizer.base if is_xval else tokenizer  # of answers
         self._datasets = datasets
-        self._eval_step = jax.jit(functools.partial(eval_step, task=task))
+        self._eval_step = jax.jit(
+            functools.partial(eval_step, task=task),
+            compiler_options=compiler_options(task),
+        )
 
     def __call__(self, params: Params) -> dict[str, SetResult]:
         """Losses, answers and metrics by evaluation set."""

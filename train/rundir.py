@@ -21,6 +21,7 @@ MAY_DIFFER = {
     "hosts",
     "compilation_cache",
     "accumulate",
+    "deterministic",
     "fused_head",
     "log_every",
     "checkpoint_every",

@@ -115,6 +115,16 @@ def _eval_step(params: Params, batch: Batch, task: Task) -> EvalOutputs:
     return EvalOutputs(terms, number_logits, jnp.where(counted, rows, -1))
 
 
+DETERMINISTIC = {"xla_gpu_deterministic_ops": True}
+"""Compiler options: sums in one order, and no algorithm chosen by its measured time."""
+
+
+def compiler_options(task: Task) -> dict[str, bool] | None:
+    """What the programs that training depends on are compiled with."""
+    on_gpu = task.mesh.devices.flat[0].platform == "gpu"
+    return DETERMINISTIC if task.config.deterministic and on_gpu else None
+
+
 def compile_train_step(task: Task):
     """`train_step` jitted: state donated, its shardings pinned on both sides."""
     shardings = state_shardings(task)
@@ -123,4 +133,5 @@ def compile_train_step(task: Task):
         donate_argnums=0,
         in_shardings=(shardings, None),
         out_shardings=(shardings, None),
+        compiler_options=compiler_options(task),
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 from typing import Any
 
 import chex
@@ -168,3 +169,16 @@ def test_the_first_gradient_that_is_not_finite_is_found(undonated, monkeypatch):
     monkeypatch.setattr(step_module, "loss_and_grads", lambda *_: (loss, terms, bad))
     step = jax.jit(functools.partial(train_step, task=task))
     assert step(state, batch)[1]["bad_leaf"] == 3
+
+
+def test_deterministic_programs_are_asked_of_gpus_alone():
+    task = tiny_task(changed(SHALLOW, deterministic=True), 1)
+    assert step_module.compiler_options(task) is None
+    gpu = types.SimpleNamespace(platform="gpu")
+    mesh = types.SimpleNamespace(devices=np.array([[[gpu]]]))
+    on_gpu = dataclasses.replace(task, mesh=mesh)
+    options = step_module.compiler_options(on_gpu)
+    # XLA refuses options that it does not know, on every platform.
+    assert jax.jit(lambda x: x + 1, compiler_options=options)(1.0) == 2
+    off = dataclasses.replace(on_gpu, config=SHALLOW)
+    assert step_module.compiler_options(off) is None
