@@ -140,6 +140,9 @@ class TrainConfig:
     cost of speed; CPUs and TPUs give them anyway."""
     log_every: int = 50
     """Steps between rows of metrics.jsonl."""
+    profile_at: int | None = None
+    """Write a profile of three steps, this one and the next, to profile/ in the run's
+    folder, for xprof or Perfetto; None writes none."""
     checkpoint_every: int | None = None
     """Steps between checkpoints; None saves only the last step."""
     keep_checkpoints: int = 2

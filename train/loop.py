@@ -35,7 +35,7 @@ from train.inputs import (
 )
 from train.model import model_dict, model_of_dict, with_head, with_tokenizer
 from train.pretrained import check_model, fit_vocabulary, pretrained_params
-from train.progress import CompileTimes, IntervalLog, StopSignal
+from train.progress import CompileTimes, IntervalLog, StepProfile, StopSignal
 from train.rundir import (
     CONFIG_FILE,
     check_same_run,
@@ -140,7 +140,9 @@ def run(config: TrainConfig, run_dir: pathlib.Path) -> RunResult:
         )
         writer = MetricWriter(run_dir, start_step=int(state.step))
         try:
-            state = _train(state, task, inputs, evaluator, checkpointer, writer)
+            state = _train(
+                state, task, inputs, evaluator, checkpointer, writer, run_dir
+            )
             checkpointer.save(state, config_dict(config))
             results = evaluator(state.params)
             for name, result in results.items():
@@ -164,6 +166,7 @@ def _train(
     evaluator: Evaluator,
     checkpointer: Checkpointer,
     writer: MetricWriter,
+    run_dir: pathlib.Path,
 ) -> TrainState:
     config = task.config
     first = int(state.step)
@@ -180,10 +183,12 @@ def _train(
     )
     log = IntervalLog(state.params, first, config.steps, writer)
     watchdog, compiling = Watchdog(config.hosts.stuck_after), CompileTimes(log)
-    with StopSignal() as stop, log, contextlib.closing(batches), watchdog:
+    profile = StepProfile(config.profile_at, run_dir)
+    with StopSignal() as stop, log, contextlib.closing(batches), watchdog, profile:
         for step in range(first + 1, config.steps + 1):
             host_batch = next(batches)
             batch = place(host_batch, sharding, rows, batch_size)
+            profile.before(step, state)
             with compiling.first_of(batch):
                 state, metrics = train_step(state, batch)
             tokens = inputs.train.count_tokens(host_batch) * batch_size / len(rows)

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import pathlib
 import signal
 import sys
 import time
@@ -28,7 +29,8 @@ class IntervalLog:
     """Collects device metrics without waiting for them; `flush` looks at them.
 
     A row of metrics.jsonl is the mean over the steps since the last one, with the rate
-    in steps/s and tokens/s (tokens that are not padding, questions and answers alike).
+    in steps/s and tokens/s (tokens that are not padding, questions and answers alike)
+    and, where the devices tell, the most of one's memory that was ever in use [GiB].
     """
 
     def __init__(
@@ -98,6 +100,8 @@ class IntervalLog:
         values["learning_rate"] = float(rows[-1]["learning_rate"])
         values["steps_per_s"] = len(rows) / seconds
         values["tokens_per_s"] = mean_over_hosts(self._tokens) / seconds
+        if (peak := peak_memory()) is not None:
+            values["peak_memory_gib"] = peak / 2**30
         self._writer.write(self._pending[-1][0], "train", values)
         self._bar.set_postfix_str(
             f"loss {values['loss']:.4f}, {values['tokens_per_s']:,.0f} tokens/s",
@@ -123,6 +127,57 @@ class IntervalLog:
             "after the last checkpoint is kept. Try a lower --optimizer.learning-rate, "
             "more --optimizer.warmup-steps or a smaller --optimizer.clip-norm."
         )
+
+
+def peak_memory() -> int | None:
+    """Bytes that one of this process's devices had in use at most; CPUs do not tell."""
+    told = [device.memory_stats() or {} for device in jax.local_devices()]
+    return max((stats.get("peak_bytes_in_use", 0) for stats in told), default=0) or None
+
+
+PROFILED_STEPS = 3
+PROFILE_FOLDER = "profile"
+
+
+class StepProfile:
+    """Writes a profile of a few steps, for xprof (TensorBoard) or Perfetto.
+
+    Args:
+        first: the first of the steps; None profiles none.
+        run_dir: the profile goes to `profile/` in it, of the first host alone.
+    """
+
+    def __init__(self, first: int | None, run_dir: pathlib.Path) -> None:
+        self._first = first if is_coordinator() else None
+        self._folder = run_dir / PROFILE_FOLDER
+        self._on = False
+
+    def __enter__(self) -> "StepProfile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def before(self, step: int, state: Any) -> None:
+        """To be called before a step is dispatched, with the state that it takes."""
+        if self._first is None or step not in (
+            self._first,
+            self._first + PROFILED_STEPS,
+        ):
+            return
+        jax.block_until_ready(state)  # of the steps before, nothing is left to run
+        self._stop()
+        if step == self._first:
+            jax.profiler.start_trace(str(self._folder))
+            self._on = True
+
+    def _stop(self) -> None:
+        if self._on:
+            jax.profiler.stop_trace()
+            self._on = False
+            logger.info(
+                "a profile of %d steps lies in %s", PROFILED_STEPS, self._folder
+            )
 
 
 class CompileTimes:

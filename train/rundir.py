@@ -24,6 +24,7 @@ MAY_DIFFER = {
     "deterministic",
     "fused_head",
     "log_every",
+    "profile_at",
     "checkpoint_every",
     "keep_checkpoints",
     "run_dir",

@@ -18,6 +18,7 @@ _RANGES = {
     "": {
         "seed": _NOT_NEGATIVE,
         "accumulate": _AT_LEAST_1,
+        "profile_at": _AT_LEAST_1,
         "mask_rate": (0, 1, False),
     },
     "data": {
@@ -70,6 +71,10 @@ def validate(config: "TrainConfig", num_devices: int) -> None:
     _check(
         config.keep_checkpoints >= 1,
         f"--keep-checkpoints is {config.keep_checkpoints}: at least one is needed.",
+    )
+    _check(
+        config.profile_at is None or "://" not in (config.run_dir or ""),
+        f"--profile-at cannot write to {config.run_dir}: give a local --run-dir.",
     )
     terms = {name: getattr(config.loss, name) for name in ("ce", *NUMBER_TERMS)}
     _check(

@@ -2,6 +2,7 @@
 
 import io
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import pytest
 from tests.train.helpers import SHALLOW, changed, tiny_task
 from train.checkpoint import Checkpointer, has_checkpoint
 from train.loop import run
-from train.progress import IntervalLog, NonFiniteError
+from train.progress import IntervalLog, NonFiniteError, StepProfile, peak_memory
 from train.state import abstract_state
 from train.writer import MetricWriter, read_metrics
 
@@ -117,3 +118,28 @@ def test_an_update_that_overflows_is_never_saved(tmp_path):
     with pytest.raises(NonFiniteError, match="step 1 is not finite"):
         run(config, tmp_path)
     assert not has_checkpoint(tmp_path)
+
+
+def test_peak_memory_is_of_the_fullest_device(monkeypatch):
+    assert peak_memory() is None  # CPUs do not tell
+    told = [{"peak_bytes_in_use": 3}, {"peak_bytes_in_use": 7}, None]
+    devices = [types.SimpleNamespace(memory_stats=lambda t=t: t) for t in told]
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    assert peak_memory() == 7
+
+
+@pytest.mark.parametrize("last", [6, 3])  # the run may end before the profile does
+def test_a_profile_of_three_steps(tmp_path, last):
+    step = jax.jit(lambda x: x @ x / 64)
+    state = step(jnp.ones((64, 64)))
+    with StepProfile(2, tmp_path) as profile:
+        for number in range(1, last + 1):
+            profile.before(number, state)
+            state = step(state)
+    (written,) = (tmp_path / "profile").rglob("*.xplane.pb")
+    planes = jax.profiler.ProfileData.from_file(str(written)).planes
+    names = [e.name for plane in planes for line in plane.lines for e in line.events]
+    assert names.count("ParseArguments") == min(3, last - 1)  # one a call
+    with StepProfile(None, tmp_path / "none") as profile:
+        profile.before(1, state)
+    assert not (tmp_path / "none").exists()
