@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
+from jax.sharding import Mesh
 
 from ntl_jax import NumberVocab
 from ntl_jax.models import count_parameters
@@ -109,12 +110,7 @@ def compile_ahead(config: TrainConfig, topology: str) -> AotReport:
         )
     sizes = mesh_shape(config.mesh, len(devices))
     mesh = make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"], devices=devices)
-    model = fit_vocabulary(
-        config.model, config.model.vocab_size, sizes["tensor"], grow=False
-    )
-    digits = {str(digit): digit + 1 for digit in range(10)} | {"<pad>": 0}
-    vocab = NumberVocab.from_mapping(digits, vocab_size=model.vocab_size)
-    task = make_task(config, model, vocab, mesh)
+    task = abstract_task(config, mesh)
     state = abstract_state(task)
     batch = batch_shapes(task)
     start = time.perf_counter()
@@ -149,7 +145,7 @@ def compile_ahead(config: TrainConfig, topology: str) -> AotReport:
     return AotReport(
         device=f"{len(devices)} x {kind}",
         mesh=sizes,
-        parameters=count_parameters(state.params, model),
+        parameters=count_parameters(state.params, task.model),
         arguments=memory.argument_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
@@ -159,6 +155,15 @@ def compile_ahead(config: TrainConfig, topology: str) -> AotReport:
         seconds=seconds,
         chip=chip,
     )
+
+
+def abstract_task(config: TrainConfig, mesh: Mesh) -> Task:
+    """The task of a config that reads no tokenizer: some ids are the digits."""
+    tensor = mesh.shape["tensor"]
+    model = fit_vocabulary(config.model, config.model.vocab_size, tensor, grow=False)
+    digits = {str(digit): digit + 1 for digit in range(10)} | {"<pad>": 0}
+    vocab = NumberVocab.from_mapping(digits, vocab_size=model.vocab_size)
+    return make_task(config, model, vocab, mesh)
 
 
 def batch_shapes(task: Task) -> dict[str, jax.ShapeDtypeStruct]:
