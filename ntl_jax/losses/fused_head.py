@@ -34,7 +34,7 @@ def make_head(
     if not math.isfinite(logit_scale):
         raise ValueError(f"logit_scale must be finite, not {logit_scale}.")
     for name, value in (("tile_tokens", tile_tokens), ("row_groups", row_groups)):
-        if not isinstance(value, int):
+        if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"{name} must be a Python integer, not {value!r}.")
         if value < 1:
             raise ValueError(f"{name} must be at least 1, not {value}.")

@@ -1,6 +1,7 @@
 """Objective: the weighted sum of losses that a model is trained on."""
 
 import dataclasses
+import math
 from typing import Literal
 
 import jax
@@ -124,6 +125,10 @@ class Objective:
             )
         if self.squash is not None and self.distance is not None:
             raise ValueError("give was a squash or a distance, not both.")
+        for name in self.names:
+            value = getattr(self, name)
+            if isinstance(value, int | float) and not math.isfinite(value):
+                raise ValueError(f"the coefficient {name} must be finite, not {value}.")
         if not self.names:
             raise ValueError(
                 f"an Objective needs a coefficient for one of {', '.join(_TERMS)}."

@@ -37,6 +37,11 @@ def load_tokenizer(name: str, *, split_digits: bool = True) -> Tokenizer:
         raise ValueError(
             f"{name!r} is a file; name the folder of the tokenizer's files"
         )
+    if is_local and not any(map(_is_of_tokenizer, folder.iterdir())):
+        raise ValueError(
+            f"the folder {name!r} holds no tokenizer (tokenizer.json, spiece.model, "
+            "vocab.json, ...); name one that does"
+        )
 
     from transformers import AutoTokenizer  # slow to import, and optional
 
@@ -55,3 +60,8 @@ def load_tokenizer(name: str, *, split_digits: bool = True) -> Tokenizer:
         ) from error
     wrapped = from_transformers(base)
     return DigitTokenizer(wrapped) if split_digits else wrapped
+
+
+def _is_of_tokenizer(path: pathlib.Path) -> bool:
+    """Without such a file transformers would make up an empty tokenizer."""
+    return path.suffix == ".model" or path.stem.startswith(("token", "vocab"))

@@ -227,6 +227,7 @@ HEAD = jnp.zeros((2, 3, 8)), jnp.zeros((8, 14))
         (lambda: objective_from_hidden(1.0, *HEAD, LABELS, VOCAB), "not float"),
         (lambda: stats_from_hidden(*HEAD, LABELS, VOCAB, tile_tokens=2.5), "2.5"),
         (lambda: stats_from_hidden(*HEAD, LABELS, VOCAB, row_groups=1.0), "1.0"),
+        (lambda: stats_from_hidden(*HEAD, LABELS, VOCAB, tile_tokens=True), "True"),
         (
             lambda: place_weights(LABELS, VOCAB, segment_ids=jnp.ones((2, 3))),
             "segment_ids must be integers, not float32",

@@ -221,6 +221,8 @@ def test_errors_name_what_is_wrong(unhooked):
         Objective(label_smoothing=1.0)
     with pytest.raises(ValueError, match="coefficient for one of ce, gce, was"):
         Objective(ce=None, was=None)
+    with pytest.raises(ValueError, match="coefficient was must be finite, not nan"):
+        Objective(was=float("nan"))
     with pytest.raises(ValueError, match="'label' or 'gaussian', not 'mean'"):
         Objective(cdf_target="mean")
     with pytest.raises(ValueError, match="a squash or a distance, not both"):

@@ -184,9 +184,12 @@ def test_load_errors_are_one_line_that_names_the_remedy(tmp_path, monkeypatch):
     file.write_text(json.dumps({}))
     with pytest.raises(ValueError, match="is a file; name the folder"):
         load_tokenizer(str(file))
-    (tmp_path / "empty").mkdir()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(ValueError, match="model' holds no tokenizer"):
+        load_tokenizer(str(tmp_path / "model"))
     with pytest.raises(ValueError, match=r"from the folder .*name 'builtin'") as error:
-        load_tokenizer(str(tmp_path / "empty"))
+        load_tokenizer(str(tmp_path))  # whose tokenizer.json is empty
     assert "\n" not in str(error.value)
 
     def unreachable(*args, **kwargs):
