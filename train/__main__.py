@@ -13,6 +13,7 @@ python -m train report FOLDER RUN [RUN ...]  compare finished runs, table and fi
 
 import argparse
 import logging
+import os
 import pathlib
 import re
 import signal
@@ -48,7 +49,7 @@ def main(arguments: list[str]) -> int:
     flags.FLAGS.mark_as_parsed()  # grain reads absl flags, which tyro replaces
     _log_to_stderr()
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(__doc__)
+        say(__doc__)
         return 0
     command, *rest = arguments
     try:
@@ -75,6 +76,14 @@ def main(arguments: list[str]) -> int:
         return 0 if error.by == signal.SIGTERM else 130
 
 
+def say(text: object) -> None:
+    """Prints what was asked for; a reader such as `head` may have read enough."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _log_to_stderr() -> None:
     """Shows what the run says of itself; what libraries say only from warnings on."""
     handler = logging.StreamHandler(sys.stderr)
@@ -90,17 +99,17 @@ def _run(command: str, rest: list[str]) -> int:
         case "list", []:
             list_presets()
         case "describe", [preset, *overrides] if not preset.startswith("-"):
-            print(describe(parse_config(preset, overrides, "describe")))
+            say(describe(parse_config(preset, overrides, "describe")))
         case "aot", [preset, *overrides] if not preset.startswith("-"):
             return compile_for(preset, overrides)
         case "predict", [run_dir, question]:
-            print(predict(pathlib.Path(run_dir), question))
+            say(predict(pathlib.Path(run_dir), question))
         case "export", [run_dir, folder]:
             export(pathlib.Path(run_dir), pathlib.Path(folder))
         case "evaluate", [run_dir, *flags_] if not run_dir.startswith("-"):
-            print(evaluate(pathlib.Path(run_dir), flags_))
+            say(evaluate(pathlib.Path(run_dir), flags_))
         case "report", [folder, *paths] if paths:
-            print(report(named_runs(paths), pathlib.Path(folder)))
+            say(report(named_runs(paths), pathlib.Path(folder)))
         case (
             (
                 "list"
@@ -132,8 +141,11 @@ def list_presets() -> None:
     """Prints every preset with the first line of its docstring."""
     names = preset_names()
     width = max(map(len, names))
-    for name in names:
-        print(f"{name:<{width}}  {load_preset(name)[1].splitlines()[0]}")
+    say(
+        "\n".join(
+            f"{name:<{width}}  {load_preset(name)[1].splitlines()[0]}" for name in names
+        )
+    )
 
 
 def parse_config(
@@ -175,7 +187,7 @@ def train(preset: str, overrides: list[str]) -> None:
         print(f"writing to {run_dir}", file=sys.stderr)
     summary = _train_in(run_dir, config)
     if is_coordinator():
-        print(summary)
+        say(summary)
     part_together()
 
 
@@ -204,7 +216,7 @@ def compile_for(preset: str, overrides: list[str]) -> int:
     if known.topology is None:
         raise ConfigError("aot needs --topology: v5e:4x4, v4:2x2x4, local, ...")
     report = compile_ahead(config, known.topology)
-    print(render(report))
+    say(render(report))
     if report.fits:
         return 0
     print(

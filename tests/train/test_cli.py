@@ -161,6 +161,14 @@ def test_list_names_every_preset(capsys):
     assert {line.split()[0] for line in lines} >= {"quickstart", "finetune"}
 
 
+def test_a_reader_may_leave_before_the_end():
+    command = [sys.executable, "-m", "train", "list"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as listing:
+        listing.stdout.close()
+        assert (listing.stderr.read(), listing.wait()) == (b"", 0)
+
+
 def test_help_without_arguments(capsys):
     assert main([]) == 0
     assert "python -m train list" in capsys.readouterr().out
