@@ -1,22 +1,49 @@
 """metrics.jsonl, one object a row; TensorBoard beside it where it is installed."""
 
+import contextlib
 import importlib.util
 import json
+import logging
 import math
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
+from train.board import Board
 from train.config import ConfigError
 from train.hosts import is_coordinator
 
 METRICS_FILE = "metrics.jsonl"
 
+logger = logging.getLogger("train")
+
 
 def replace_text(path: pathlib.Path, text: str) -> None:
-    """Writes a whole file or none: killed at any moment, the old one is still there."""
+    """Writes a whole file or none: killed at any moment, the old one is still there.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
     unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_text(text)
-    unfinished.replace(path)
+    with writing(path):
+        unfinished.write_text(text)
+        unfinished.replace(path)
+
+
+@contextlib.contextmanager
+def writing(path: pathlib.Path) -> Iterator[None]:
+    """Says of errors of the file system what could not be written, and what to do.
+
+    Raises:
+        ConfigError: in place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}): make room, then continue "
+            "with --resume."
+        ) from error
 
 
 class MetricWriter:
@@ -37,12 +64,11 @@ class MetricWriter:
             if row["step"] <= start_step and not row["kind"].startswith("final/")
         ]
         replace_text(path, "".join(json.dumps(row) + "\n" for row in kept))
-        self._file = path.open("ab", buffering=0)
+        with writing(path):
+            self._file = path.open("ab", buffering=0)
         if importlib.util.find_spec("tensorboardX"):
-            from tensorboardX import SummaryWriter
-
-            board = SummaryWriter(str(run_dir), purge_step=start_step + 1)
-            self._board = board
+            with writing(run_dir):
+                self._board = Board(run_dir, start_step)
 
     def write(self, step: int, kind: str, values: dict[str, Any]) -> None:
         """Writes one row: `{"step": step, "kind": kind, **values}`.
@@ -52,17 +78,11 @@ class MetricWriter:
         if self._file is None:
             return
         row = {"step": step, "kind": kind} | {k: _plain(v) for k, v in values.items()}
-        try:
+        with writing(pathlib.Path(self._file.name)):
             self._append(json.dumps(row) + "\n")
-        except OSError as error:
-            raise ConfigError(
-                f"{self._file.name} cannot be written ({error.strerror}): make room, "
-                "then continue with --resume."
-            ) from error
-        if self._board is not None:
-            for name, value in row.items():
-                if isinstance(value, float):
-                    self._board.add_scalar(f"{kind}/{name}", value, step)
+            if self._board is not None:
+                numbers = {k: v for k, v in row.items() if isinstance(v, float)}
+                self._board.add(step, {f"{kind}/{k}": v for k, v in numbers.items()})
 
     def _append(self, text: str) -> None:
         """Writes at once: what a full disk refuses waits in no buffer."""
@@ -76,7 +96,10 @@ class MetricWriter:
         if self._file is not None:
             self._file.close()
         if self._board is not None:
-            self._board.close()
+            try:
+                self._board.close()
+            except OSError as error:  # after another, mostly; the rows are all there
+                logger.warning("TensorBoard lacks the last numbers (%s)", error)
 
 
 def _plain(value: Any) -> Any:
