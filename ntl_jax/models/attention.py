@@ -1,4 +1,4 @@
-"""Attention of decoder-only models: scores, what may be seen, positions, the cache."""
+"""Attention: scores, what may be seen, positions of tokens, the cache of decoding."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,6 +13,18 @@ from ntl_jax.models.relative_bias import MASKED
 Mask = Bool[Array, "B T"] | Int[Array, "B T"]
 
 
+class Visible(NamedTuple):
+    """Which keys each query sees.
+
+    Attributes:
+        mask: true where a query sees a key; None: everywhere.
+        causal: whether a query sees no key after itself, besides what the mask says.
+    """
+
+    mask: Bool[Array, "#B #N #T #S"] | None = None
+    causal: bool = False
+
+
 def attend(
     q: Float[Array, "B T N H"],
     k: Float[Array, "B S K H"],
@@ -21,6 +33,7 @@ def attend(
     scale: float | Float32[Array, ""],
     bias: Float32[Array, "#B #N #T #S"] | None = None,
     mask: Bool[Array, "#B #N #T #S"] | None = None,
+    causal: bool = False,
     drop: Callable[[Array], Array] | None = None,
 ) -> Float[Array, "B T N H"]:
     """Attention of queries over keys and values, heads in groups where K < N.
@@ -35,25 +48,42 @@ def attend(
         bias: added to the scaled scores.
         mask: true where a query sees a key. A query that sees nothing gets the mean
             of all values: finite, and of no meaning.
+        causal: whether queries see no key after themselves, besides what the mask
+            says; T is S.
         drop: dropout of the probabilities, [B, N, T, S] -> the same.
 
     Returns:
         [B, T, N, H] in the queries' dtype.
 
     Raises:
-        ValueError: the key heads do not divide the query heads.
+        ValueError: the key heads do not divide the query heads, or `causal` with other
+            than as many queries as keys.
 
     >>> q, k, v = jnp.ones((3, 1, 2, 4, 8))
     >>> attend(q, k, v, scale=8**-0.5).shape
     (1, 2, 4, 8)
     """
-    batch, length, heads, width = q.shape
-    groups = k.shape[2]
+    _check_shapes(q, k, causal)
+    return _attend(q, k, v, scale, bias, mask, causal, drop)
+
+
+def _check_shapes(q, k, causal: bool) -> None:
+    heads, groups = q.shape[2], k.shape[2]
     if heads % groups:
         raise ValueError(
             f"{groups} key heads do not divide {heads} query heads; k is {k.shape}, "
             f"q {q.shape}, both [batch, length, heads, width]"
         )
+    if causal and q.shape[1] != k.shape[1]:
+        raise ValueError(
+            f"{q.shape[1]} queries over {k.shape[1]} keys cannot be causal: give a "
+            "mask that says which key is whose"
+        )
+
+
+def _attend(q, k, v, scale, bias, mask, causal, drop) -> Float[Array, "B T N H"]:
+    batch, length, heads, width = q.shape
+    groups = k.shape[2]
     if groups == heads:
         scores = einsum_float32("BTNH,BSNH->BNTS", q, k)
     else:
@@ -63,6 +93,9 @@ def attend(
     scores = scores * scale  # [B, N, T, S]
     if bias is not None:
         scores = scores + jnp.broadcast_to(bias, scores.shape)
+    if causal:
+        earlier = jnp.tril(jnp.ones((1, 1, length, length), bool))
+        mask = earlier if mask is None else earlier & mask
     if mask is not None:
         scores = jnp.where(mask, scores, jnp.float32(MASKED))
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
@@ -75,26 +108,28 @@ def attend(
     return mixed.reshape(q.shape)
 
 
-def causal_mask(
-    length: int,
-    attention_mask: Mask | None = None,
-    segment_ids: Int[Array, "B T"] | None = None,
-) -> Bool[Array, "#B 1 T T"]:
-    """Which keys a query sees: itself and earlier ones, of its segment, not padding.
+def visible_keys(
+    attention_mask: Bool[Array, "B S"] | Int[Array, "B S"] | None = None,
+    query_segments: Int[Array, "B T"] | None = None,
+    key_segments: Int[Array, "B S"] | None = None,
+) -> Bool[Array, "B 1 #T S"] | None:
+    """Where a query sees a key: not padding, and of its own segment.
 
     Args:
-        length: T.
-        attention_mask: true or non-zero where a token is none of padding.
-        segment_ids: equal where tokens belong together, in rows of several texts.
+        attention_mask: true or non-zero where a key is none of padding.
+        query_segments: equal to a key's where the two belong together, in rows of
+            several texts.
+        key_segments: the keys'; both or neither.
 
     Returns:
-        [B, 1, T, T], or [1, 1, T, T] where it is the same in every row.
+        [B, 1, T, S], or [B, 1, 1, S] where queries are alike; None where all is seen.
     """
-    seen = jnp.tril(jnp.ones((1, 1, length, length), bool))
+    seen = None
     if attention_mask is not None:
-        seen = seen & attention_mask.astype(bool)[:, None, None, :]
-    if segment_ids is not None:
-        seen = seen & (segment_ids[:, None, :, None] == segment_ids[:, None, None, :])
+        seen = attention_mask.astype(bool)[:, None, None, :]  # [B, 1, 1, S]
+    if query_segments is not None and key_segments is not None:
+        same = query_segments[:, None, :, None] == key_segments[:, None, None, :]
+        seen = same if seen is None else seen & same
     return seen
 
 

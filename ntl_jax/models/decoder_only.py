@@ -10,9 +10,10 @@ from jaxtyping import Array, Float, Float32, Int, Key
 from ntl_jax.models.attention import (
     Cache,
     Mask,
-    causal_mask,
+    Visible,
     start_cache,
     token_positions,
+    visible_keys,
 )
 from ntl_jax.models.layers import Dropout, Embedding, Linear, einsum_float32, run_layers
 from ntl_jax.models.relative_bias import MASKED
@@ -78,7 +79,7 @@ class DecoderOnly(nnx.Module):
         """A layer's queries, keys and values."""
         raise NotImplementedError
 
-    def finish_layer(self, layer, x, q, k, v, mask, drop: Dropout):
+    def finish_layer(self, layer, x, q, k, v, visible: Visible, drop: Dropout):
         """A layer after its projections; keys and values may be a cache's."""
         raise NotImplementedError
 
@@ -137,12 +138,12 @@ class DecoderOnly(nnx.Module):
                 positions.
         """
         drop = self.dropout(dropout_key, row_offset)
-        x, context, mask = self.begin(input_ids, attention_mask, segment_ids, drop)
+        x, context, visible = self.begin(input_ids, attention_mask, segment_ids, drop)
 
         def step(layer, index, x):
             projected = self.project(layer, x, context)
             at_layer = drop._replace(layer=index)
-            return keep_rows(self.finish_layer(layer, x, *projected, mask, at_layer))
+            return keep_rows(self.finish_layer(layer, x, *projected, visible, at_layer))
 
         return self.finish(self.run(step, x))
 
@@ -156,8 +157,9 @@ class DecoderOnly(nnx.Module):
         if attention_mask is not None or segment_ids is not None:
             positions = token_positions(length, attention_mask, segment_ids)
         x, context = self.start(input_ids, positions)
-        mask = causal_mask(length, attention_mask, segment_ids)
-        return keep_rows(self.drop_embedded(x, drop)), context, mask
+        seen = visible_keys(attention_mask, segment_ids, segment_ids)
+        visible = Visible(seen, causal=True)
+        return keep_rows(self.drop_embedded(x, drop)), context, visible
 
     # ------------------------------------------------------------ head
 
@@ -215,7 +217,7 @@ class DecoderOnly(nnx.Module):
         Raises:
             ValueError: shapes disagree, or P + length is beyond the model's positions.
         """
-        x, context, mask = self.begin(
+        x, context, visible = self.begin(
             input_ids, attention_mask, None, NO_DROPOUT, length
         )
         sizes = self.sizes
@@ -227,7 +229,7 @@ class DecoderOnly(nnx.Module):
             q, k, v = self.project(layer, x, context)
             keys = jax.lax.dynamic_update_index_in_dim(keys, k, index, 0)
             values = jax.lax.dynamic_update_index_in_dim(values, v, index, 0)
-            x = self.finish_layer(layer, x, q, k, v, mask, NO_DROPOUT)
+            x = self.finish_layer(layer, x, q, k, v, visible, NO_DROPOUT)
             return x, keys, values
 
         x, keys, values = self.run(step, (x, empty, empty))
@@ -242,7 +244,7 @@ class DecoderOnly(nnx.Module):
         The cache must have room: a step beyond its `length` overwrites the last slot.
         """
         x, context = self.start(tokens[:, None], cache.positions[:, None])
-        mask = cache.seen_by_next()[:, None, None]  # [B, 1, 1, S]
+        visible = Visible(cache.seen_by_next()[:, None, None])  # [B, 1, 1, S]
 
         def step(layer, index, carry):
             x, keys, values = carry
@@ -252,7 +254,7 @@ class DecoderOnly(nnx.Module):
             keys = jax.lax.dynamic_update_slice(keys, k[None], place)
             values = jax.lax.dynamic_update_slice(values, v[None], place)
             own = keys[index], values[index]
-            x = self.finish_layer(layer, x, q, *own, mask, NO_DROPOUT)
+            x = self.finish_layer(layer, x, q, *own, visible, NO_DROPOUT)
             return x, keys, values
 
         x, keys, values = self.run(step, (x, cache.keys, cache.values))

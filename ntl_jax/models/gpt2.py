@@ -25,7 +25,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from ntl_jax.models.attention import attend
+from ntl_jax.models.attention import Visible, attend
 from ntl_jax.models.decoder_only import DecoderOnly, HeadTriple, RowOffset, Sizes
 from ntl_jax.models.gpt2_config import GPT2Config
 from ntl_jax.models.layers import (
@@ -65,7 +65,9 @@ class Attention(nnx.Module):
         q, k, v = (fused[:, :, part].reshape(shape) for part in range(3))
         return q, k, v
 
-    def mix(self, q, k, v, mask, rates, drop: Dropout) -> Float[Array, "B T D"]:
+    def mix(
+        self, q, k, v, visible: Visible, rates, drop: Dropout
+    ) -> Float[Array, "B T D"]:
         """What attention adds to the residual stream."""
         at_probabilities = drop._replace(rate=rates.attn_pdrop)
         mixed = attend(
@@ -73,8 +75,8 @@ class Attention(nnx.Module):
             k,
             v,
             scale=q.shape[-1] ** -0.5,
-            mask=mask,
-            drop=lambda weights: at_probabilities(weights, _PROBABILITIES),
+            **visible._asdict(),
+            drop=at_probabilities.at(_PROBABILITIES),
         )
         y = self.o(mixed.reshape(*mixed.shape[:2], -1))
         return drop._replace(rate=rates.resid_pdrop)(y, _ATTENDED)
@@ -106,9 +108,11 @@ class Block(nnx.Module):
         """Queries, keys and values, [B, T, N, H] each."""
         return self.attention.project(self.attention.norm(x))
 
-    def finish(self, x, q, k, v, mask, drop: Dropout) -> Float[Array, "B T D"]:
+    def finish(
+        self, x, q, k, v, visible: Visible, drop: Dropout
+    ) -> Float[Array, "B T D"]:
         """The layer after its projections; keys and values may be a cache's."""
-        x = x + self.attention.mix(q, k, v, mask, self.config, drop)
+        x = x + self.attention.mix(q, k, v, visible, self.config, drop)
         return x + self.mlp(x, self.config, drop)
 
 
@@ -165,9 +169,9 @@ class GPT2(DecoderOnly):
         """A layer's queries, keys and values."""
         return layer.project(x)
 
-    def finish_layer(self, layer: Block, x, q, k, v, mask, drop: Dropout):
+    def finish_layer(self, layer: Block, x, q, k, v, visible: Visible, drop: Dropout):
         """A layer after its projections."""
-        return layer.finish(x, q, k, v, mask, drop)
+        return layer.finish(x, q, k, v, visible, drop)
 
     def finish(self, x) -> Float[Array, "B T D"]:
         """The last layer's states, ready for the head."""

@@ -29,7 +29,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Float32, Int, Key
 
-from ntl_jax.models.attention import Mask, attend, token_positions
+from ntl_jax.models.attention import Mask, Visible, attend, token_positions
 from ntl_jax.models.decoder_only import DecoderOnly, HeadTriple, RowOffset, Sizes
 from ntl_jax.models.granite_config import GraniteConfig
 from ntl_jax.models.granite_moe import (
@@ -92,10 +92,16 @@ class Attention(nnx.Module):
         )
         return rotate(q, rotation), rotate(k, rotation), v
 
-    def mix(self, q, k, v, mask, drop: Dropout) -> Float[Array, "B T D"]:
+    def mix(self, q, k, v, visible: Visible, drop: Dropout) -> Float[Array, "B T D"]:
         """What attention adds to the residual stream, before its multiplier."""
-        drop_probabilities = partial(drop, site=_PROBABILITIES)
-        mixed = attend(q, k, v, scale=self.scale, mask=mask, drop=drop_probabilities)
+        mixed = attend(
+            q,
+            k,
+            v,
+            scale=self.scale,
+            **visible._asdict(),
+            drop=drop.at(_PROBABILITIES),
+        )
         return self.o(mixed.reshape(*mixed.shape[:2], -1))
 
 
@@ -125,12 +131,12 @@ class Block(nnx.Module):
         feed_forward = MixtureOfExperts if config.num_local_experts else FeedForward
         self.mlp = feed_forward(config, rngs)
 
-    def finish(self, x, q, k, v, mask, drop: Dropout):
+    def finish(self, x, q, k, v, visible: Visible, drop: Dropout):
         """The layer after its projections, and its router's scores (dense: None).
 
         Keys and values may be a cache's.
         """
-        x = self._add(x, self.attention.mix(q, k, v, mask, drop))
+        x = self._add(x, self.attention.mix(q, k, v, visible, drop))
         update, scores = self.mlp(x)
         return self._add(x, update), scores
 
@@ -187,9 +193,9 @@ class Granite(DecoderOnly):
         """A layer's rotated queries and keys, and its values."""
         return layer.attention.project(x, context)
 
-    def finish_layer(self, layer: Block, x, q, k, v, mask, drop: Dropout):
+    def finish_layer(self, layer: Block, x, q, k, v, visible: Visible, drop: Dropout):
         """A layer after its projections, without its router's scores."""
-        return layer.finish(x, q, k, v, mask, drop)[0]
+        return layer.finish(x, q, k, v, visible, drop)[0]
 
     def finish(self, x) -> Float[Array, "B T D"]:
         """The last layer's states, normed and divided, ready for the head."""
@@ -224,14 +230,14 @@ class Granite(DecoderOnly):
                 "num_local_experts is 0: a dense model has no routers; call hidden"
             )
         drop = self.dropout(dropout_key, row_offset)
-        x, by, mask = self.begin(input_ids, attention_mask, segment_ids, drop)
+        x, by, visible = self.begin(input_ids, attention_mask, segment_ids, drop)
         visits = self.config.num_experts_per_tok
 
         def step(layer, index, carry):
             x, sums = carry
             q, k, v = self.project(layer, x, by)
             at_layer = drop._replace(layer=index)
-            x, scores = layer.finish(x, q, k, v, mask, at_layer)
+            x, scores = layer.finish(x, q, k, v, visible, at_layer)
             return keep_rows(x), add_router_sums(sums, scores, visits, attention_mask)
 
         sums = no_router_sums(self.config.num_local_experts)

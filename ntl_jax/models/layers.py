@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key, UInt32
+from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from ntl_jax.sharding import keep_cut
 
@@ -186,21 +186,43 @@ def _mix(word: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
     return word ^ (word >> np.uint32(16))
 
 
+def _row_hashes(words, tag, rows) -> tuple[Array, Array]:
+    """Two words a row: with one, rows whose words lie close would share their masks."""
+    row = _mix(rows ^ _mix(tag + _GOLDEN_RATIO))
+    return _mix(row ^ words[0]), _mix(row + words[1])
+
+
+def keep_places(
+    place: UInt32[Array, "..."],
+    first: UInt32[Array, "..."],
+    second: UInt32[Array, "..."],
+    rate: float,
+) -> Bool[Array, "..."]:
+    """Which places of a row dropout keeps: a hash of the row's two words and a place.
+
+    Args:
+        place: an element's number within its row.
+        first: the row's first word, see `DropoutSite.row_hashes`.
+        second: its second word.
+        rate: probability of a zero, in [0, 1).
+    """
+    bits = _mix(_mix(place + first) ^ second)
+    return bits >= np.uint32(min(round(rate * 2**32), 2**32 - 1))
+
+
 def _keep_mask(shape, rate, words, tag, rows) -> Array:
     """Bool `shape`: a hash of (words, tag, rows[i], place within the row) a place."""
-    tag = _mix(tag + _GOLDEN_RATIO)
-    row = _mix(rows ^ tag)
-    # Two words a row: with one, rows whose words lie close would share their masks.
-    first = _mix(row ^ words[0]).reshape(-1, *[1] * (len(shape) - 1))
-    second = _mix(row + words[1]).reshape(-1, *[1] * (len(shape) - 1))
+    first, second = (
+        word.reshape(-1, *[1] * (len(shape) - 1))
+        for word in _row_hashes(words, tag, rows)
+    )
     place = jnp.zeros((1,) * len(shape), jnp.uint32)
     stride = 1
     for axis in range(len(shape) - 1, 0, -1):
         step = jax.lax.broadcasted_iota(jnp.uint32, (1, *shape[1:]), axis)
         place = place + step * np.uint32(stride)
         stride *= shape[axis]
-    bits = _mix(_mix(place + first) ^ second)  # [B, ...]
-    return bits >= np.uint32(min(round(rate * 2**32), 2**32 - 1))
+    return keep_places(place, first, second, rate)  # [B, ...]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -254,20 +276,52 @@ def dropout(
     Raises:
         ValueError: the rate is outside [0, 1), or the key is not a threefry key.
     """
-    if key is None or rate == 0.0:
-        return x
-    if not 0.0 <= rate < 1.0:
-        raise ValueError(f"dropout rate is {rate}; it must lie in [0, 1)")
-    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or (
-        str(jax.random.key_impl(key)) != "threefry2x32"
-    ):
-        raise ValueError(
-            f"dropout needs a threefry key, jax.random.key(seed); got {key.dtype}"
+    return DropoutSite(rate, key, row_offset, layer, site)(x)
+
+
+class DropoutSite(NamedTuple):
+    """`dropout` with all but the activations filled in."""
+
+    rate: float
+    key: Key[Array, ""] | None
+    row_offset: int | Int[Array, ""] | Int[Array, "B"] = 0
+    layer: int | Int[Array, ""] = 0
+    site: int = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is dropped."""
+        return self.key is not None and self.rate != 0.0
+
+    def __call__(self, x: Float[Array, "B *rest"]) -> Float[Array, "B *rest"]:
+        """`x` with elements dropped."""
+        if not self.active:
+            return x
+        return _drop(self.rate, x, *self._seeds(x.shape[0]))
+
+    def row_hashes(self, rows: int) -> tuple[UInt32[Array, "B"], UInt32[Array, "B"]]:
+        """What `keep_places` makes the masks of a batch of B rows of."""
+        return _row_hashes(*self._seeds(rows))
+
+    def _seeds(self, rows: int):
+        if not 0.0 <= self.rate < 1.0:
+            raise ValueError(f"dropout rate is {self.rate}; it must lie in [0, 1)")
+        key = self.key
+        if (
+            key is None
+            or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+            or str(jax.random.key_impl(key)) != "threefry2x32"
+        ):
+            raise ValueError(
+                "dropout needs a threefry key, jax.random.key(seed); got "
+                f"{key if key is None else key.dtype}"
+            )
+        tag = jnp.asarray(self.layer, jnp.uint32) * np.uint32(256)
+        tag = tag + np.uint32(self.site)
+        numbers = jax.lax.iota(jnp.uint32, rows) + jnp.asarray(
+            self.row_offset, jnp.uint32
         )
-    words = jax.random.key_data(key)
-    tag = jnp.asarray(layer, jnp.uint32) * np.uint32(256) + np.uint32(site)
-    rows = jax.lax.iota(jnp.uint32, x.shape[0]) + jnp.asarray(row_offset, jnp.uint32)
-    return _drop(rate, x, words, tag, rows)
+        return jax.random.key_data(key), tag, numbers
 
 
 class Dropout(NamedTuple):
@@ -281,14 +335,12 @@ class Dropout(NamedTuple):
 
     def __call__(self, x: Float[Array, "B *rest"], site: int):
         """`x` with elements dropped by the mask of this site."""
-        return dropout(
-            x,
-            self.rate,
-            self.key,
-            layer=self.layer,
-            site=self.first_site + site,
-            row_offset=self.row_offset,
-        )
+        return self.at(site)(x)
+
+    def at(self, site: int) -> DropoutSite:
+        """The dropout of one site."""
+        site += self.first_site
+        return DropoutSite(self.rate, self.key, self.row_offset, self.layer, site)
 
     def after(self, sites: int) -> "Dropout":
         """The same dropout, its sites numbered on from here."""

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Float32, Int, Key
 
-from ntl_jax.models.attention import attend
+from ntl_jax.models.attention import attend, visible_keys
 from ntl_jax.models.layers import (
     Affine,
     Dropout,
@@ -114,7 +114,7 @@ class Attention(nnx.Module):
             v,
             scale=shape[-1] ** -0.5,
             mask=mask,
-            drop=lambda weights: drop(weights, _PROBABILITIES),
+            drop=drop.at(_PROBABILITIES),
         )
         return x + drop(self.o(mixed.reshape(x.shape)), _ATTENDED)
 
@@ -212,9 +212,7 @@ class Numformer(nnx.Module):
         factor = number_factors(input_ids, input_values, config.num_id)
         learned = self.embed(input_ids, "float32") * factor[..., None]
         x = learned + first_positions(self.positions, input_ids.shape)
-        mask = None
-        if attention_mask is not None:
-            mask = attention_mask.astype(bool)[:, None, None, :]  # [B, 1, 1, T]
+        mask = visible_keys(attention_mask)  # [B, 1, 1, T]
 
         def step(layer, index, x):
             return layer(x, mask, drop._replace(layer=index))

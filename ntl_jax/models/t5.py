@@ -28,6 +28,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Float32, Int, Key
 
+from ntl_jax.models.attention import Visible, attend, visible_keys
 from ntl_jax.models.layers import (
     Dropout,
     Embedding,
@@ -37,7 +38,7 @@ from ntl_jax.models.layers import (
     run_layers,
     stack_layers,
 )
-from ntl_jax.models.relative_bias import MASKED, RelativeBias
+from ntl_jax.models.relative_bias import RelativeBias
 from ntl_jax.models.t5_config import T5Config
 from ntl_jax.sharding import keep_rows
 
@@ -53,7 +54,7 @@ NO_DROPOUT = Dropout(0.0, None)
 
 Mask = Bool[Array, "B S"] | Int[Array, "B S"]
 KeysValues = tuple[Float[Array, "B S N H"], Float[Array, "B S N H"]]
-Biases = tuple[Float32[Array, "#B 1 #T S"], ...]
+Seen = Bool[Array, "#B 1 #T S"] | None
 RowOffset = int | Int[Array, ""] | Int[Array, "B"]
 
 
@@ -76,17 +77,19 @@ class Attention(nnx.Module):
         shape = (*x.shape[:2], self.heads, -1)
         return self.k(x).reshape(shape), self.v(x).reshape(shape)
 
-    def attend(self, normed, memory: KeysValues, biases, drop: Dropout):
+    def __call__(
+        self, normed, memory: KeysValues, bias, visible: Visible, drop: Dropout
+    ) -> Float[Array, "B T D"]:
         """Attention of normed queries [B, T, D] over a memory's keys and values."""
-        keys, values = memory
         batch, length, _ = normed.shape
-        q = self.q(normed).reshape(batch, length, self.heads, -1)  # [B, T, N, H]
-        scores = einsum_float32("BTNH,BSNH->BNTS", q, keys)  # no 1/sqrt(H)
-        for bias in biases:
-            scores = scores + jnp.broadcast_to(bias, scores.shape)
-        weights = jax.nn.softmax(scores, axis=-1).astype(normed.dtype)
-        weights = drop(weights, _PROBABILITIES)
-        mixed = jnp.einsum("BNTS,BSNH->BTNH", weights, values)
+        mixed = attend(
+            self.q(normed).reshape(batch, length, self.heads, -1),  # [B, T, N, H]
+            *memory,
+            scale=1.0,  # no 1/sqrt(H)
+            bias=bias,
+            **visible._asdict(),
+            drop=drop.at(_PROBABILITIES),
+        )
         return drop(self.o(mixed.reshape(batch, length, -1)), _ATTENDED)
 
 
@@ -121,10 +124,10 @@ class EncoderLayer(nnx.Module):
         self.attention = Attention(config, rngs)
         self.mlp = FeedForward(config, rngs)
 
-    def __call__(self, x, biases, drop: Dropout) -> Float[Array, "B S D"]:
+    def __call__(self, x, bias, seen: Seen, drop: Dropout) -> Float[Array, "B S D"]:
         normed = self.attention.norm(x)
         own = self.attention.project(normed)
-        x = x + self.attention.attend(normed, own, biases, drop)
+        x = x + self.attention(normed, own, bias, Visible(seen), drop)
         return self.mlp(x, drop)
 
 
@@ -136,13 +139,13 @@ class DecoderLayer(nnx.Module):
         self.cross_attention = Attention(config, rngs)
         self.mlp = FeedForward(config, rngs)
 
-    def __call__(self, x, biases, source, source_biases, drop: Dropout):
+    def __call__(self, x, bias, seen: Seen, source, seen_source: Seen, drop: Dropout):
         normed = self.attention.norm(x)
         own = self.attention.project(normed)
-        x = x + self.attention.attend(normed, own, biases, drop)
+        x = x + self.attention(normed, own, bias, Visible(seen, causal=True), drop)
         normed = self.cross_attention.norm(x)
-        cross = drop.after(_CROSS)
-        x = x + self.cross_attention.attend(normed, source, source_biases, cross)
+        cross, visible = drop.after(_CROSS), Visible(seen_source)
+        x = x + self.cross_attention(normed, source, None, visible, cross)
         return self.mlp(x, drop)
 
 
@@ -197,23 +200,23 @@ class T5Body(nnx.Module):
                 f"attention_mask {attention_mask.shape} must have the shape of "
                 f"input_ids {input_ids.shape}"
             )
-        biases = hide(attention_mask, segment_ids, segment_ids)
-        return self.encode_embedded(self.embed(input_ids), biases, drop)
+        seen = visible_keys(attention_mask, segment_ids, segment_ids)
+        return self.encode_embedded(self.embed(input_ids), seen, drop)
 
     @jax.named_scope("encoder")
     def encode_embedded(
         self,
         embedded: Float[Array, "B S D"],
-        biases: Biases = (),
+        seen: Seen = None,
         drop: Dropout = NO_DROPOUT,
     ) -> Float[Array, "B S D"]:
-        """The encoder's output for embedded source tokens; biases as `hide`'s."""
+        """The encoder's output for embedded source tokens, seen as `visible_keys`'s."""
         places = jnp.arange(embedded.shape[1], dtype=jnp.int32)
-        biases = (self.encoder.relative_bias(places, places), *biases)
+        bias = self.encoder.relative_bias(places, places)
         x = keep_rows(drop(embedded, _EMBEDDED))
 
         def step(layer, index, x):
-            return keep_rows(layer(x, biases, drop._replace(layer=index)))
+            return keep_rows(layer(x, bias, seen, drop._replace(layer=index)))
 
         x = self._run(self.encoder.layers, self.config.num_layers, step, x)
         return drop(self.encoder.final_norm(x), _FINAL)
@@ -223,7 +226,7 @@ class T5Body(nnx.Module):
         self,
         embedded: Float[Array, "B T D"],
         encoded: Float[Array, "B S D"],
-        source_biases: Biases = (),
+        seen_source: Seen = None,
         drop: Dropout = NO_DROPOUT,
         segment_ids: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B T D"]:
@@ -232,7 +235,7 @@ class T5Body(nnx.Module):
         Args:
             embedded: target tokens moved one to the right, embedded.
             encoded: the encoder's output.
-            source_biases: what `hide` makes of the source's mask.
+            seen_source: what `visible_keys` makes of the source's mask.
             drop: the same dropout as the encoder's; its masks here are others.
             segment_ids: of the target, where several texts share a row.
 
@@ -241,14 +244,14 @@ class T5Body(nnx.Module):
         """
         drop = drop.after(_DECODER_SITES)
         places = jnp.arange(embedded.shape[1], dtype=jnp.int32)
-        biases = (self.decoder.relative_bias(places, places),)
-        biases += hide(None, segment_ids, segment_ids)
+        bias = self.decoder.relative_bias(places, places)
+        seen = visible_keys(None, segment_ids, segment_ids)
         x = keep_rows(drop(embedded, _EMBEDDED))
 
         def step(layer, index, x):
             source = layer.cross_attention.project(encoded)
             at_layer = drop._replace(layer=index)
-            return keep_rows(layer(x, biases, source, source_biases, at_layer))
+            return keep_rows(layer(x, bias, seen, source, seen_source, at_layer))
 
         x = self._run(self.decoder.layers, self.config.num_decoder_layers, step, x)
         return self.finish(x, drop)
@@ -364,27 +367,10 @@ class T5(T5WithHead):
         drop = Dropout(self.config.dropout_rate, dropout_key, row_offset)
         encoded = self.encode(input_ids, attention_mask, drop, segment_ids)
         target = self.embed(decoder_input_ids)
-        source_biases = hide(attention_mask, target_segment_ids, segment_ids)
+        seen_source = visible_keys(attention_mask, target_segment_ids, segment_ids)
         return self.decode_embedded(
-            target, encoded, source_biases, drop, target_segment_ids
+            target, encoded, seen_source, drop, target_segment_ids
         )
-
-
-def hide(
-    attention_mask: Mask | None,
-    query_segments: Int[Array, "B T"] | None = None,
-    key_segments: Int[Array, "B S"] | None = None,
-) -> tuple[Float32[Array, "B 1 #T S"], ...]:
-    """What to add to scores so that padding and other segments are not seen."""
-    if attention_mask is None and query_segments is None:
-        return ()
-    seen = jnp.bool_(True)
-    if attention_mask is not None:
-        seen = seen & attention_mask.astype(bool)[:, None, None, :]  # [B, 1, 1, S]
-    if query_segments is not None and key_segments is not None:
-        same = query_segments[:, :, None] == key_segments[:, None, :]  # [B, T, S]
-        seen = seen & same[:, None]
-    return (jnp.where(seen, jnp.float32(0), jnp.float32(MASKED)),)
 
 
 def check_segments(segment_ids, input_ids, target_segment_ids, target_ids) -> None:

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Float32, Int, Int32
 
+from ntl_jax.models.attention import visible_keys
 from ntl_jax.models.layers import einsum_float32
 from ntl_jax.models.relative_bias import MASKED
-from ntl_jax.models.t5 import NO_DROPOUT, T5, Attention, DecoderLayer, Mask, hide
+from ntl_jax.models.t5 import NO_DROPOUT, T5, Attention, DecoderLayer, Mask
 
 
 class Slots(NamedTuple):
@@ -56,7 +57,7 @@ class T5Steps:
             _heads_first(*layer.cross_attention.project(encoded))
             for layer in self._layers
         ]
-        self._source_bias = hide(attention_mask)
+        self._seen_source = visible_keys(attention_mask)
         # The bias of the last position to twice as many: every other position's is a
         # window of it.
         last = jnp.array([length - 1], jnp.int32)
@@ -96,11 +97,11 @@ class T5Steps:
             q, k, v = self._project(layer.attention.norm(x), joined)
             keys, values = _write(keys, k, position), _write(values, v, position)
             kept.append((keys, values))
-            own = _attend(q, _flat(keys), _flat(values), (bias,))
+            own = _attend(q, _flat(keys), _flat(values), bias=bias)
             x = x + layer.attention.o(own)
             attention = layer.cross_attention
             q = attention.q(attention.norm(x)).reshape(q.shape)
-            cross = _attend(q, *source, self._source_bias)
+            cross = _attend(q, *source, seen=self._seen_source)
             x = x + attention.o(cross)
             x = layer.mlp(x, NO_DROPOUT)
         keys, values = zip(*kept, strict=True)
@@ -151,10 +152,12 @@ def _flat(half) -> Float[Array, "B N WT H"]:
     return half.reshape(batch, heads, -1, width)
 
 
-def _attend(q, keys, values, biases) -> Float[Array, "B W E"]:
+def _attend(q, keys, values, *, bias=None, seen=None) -> Float[Array, "B W E"]:
     scores = einsum_float32("BWNH,BNSH->BNWS", q, keys)
-    for bias in biases:
+    if bias is not None:
         scores = scores + jnp.broadcast_to(bias, scores.shape)
+    if seen is not None:
+        scores = jnp.where(seen, scores, jnp.float32(MASKED))
     weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
     mixed = jnp.einsum("BNWS,BNSH->BWNH", weights, values)
     return mixed.reshape(*mixed.shape[:2], -1)

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Float32, Int, Int32, Key
 
+from ntl_jax.models.attention import visible_keys
 from ntl_jax.models.layers import Affine, Dropout
-from ntl_jax.models.t5 import Mask, RowOffset, T5Body, hide
+from ntl_jax.models.t5 import Mask, RowOffset, T5Body
 from ntl_jax.models.t5_config import T5Config
 
 # Dropout sites beyond those of the encoder and the decoder.
@@ -92,7 +93,8 @@ class T5Regression(T5Body):
         encoded = self.encode(input_ids, attention_mask, drop)
         start = jnp.full_like(input_ids[:, :1], config.decoder_start_token_id)
         target = self.embed(jnp.concatenate([start, input_ids[:, :-1]], axis=1))
-        states = self.decode_embedded(target, encoded, hide(attention_mask), drop)
+        seen = visible_keys(attention_mask)
+        states = self.decode_embedded(target, encoded, seen, drop)
         last = last_token(input_ids, config.eos_token_id, attention_mask)  # [B]
         place = jnp.maximum(last, 0)[:, None, None]
         pooled = jnp.take_along_axis(states, place, axis=1)[:, 0]  # [B, D]

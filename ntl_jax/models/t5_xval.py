@@ -21,9 +21,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Float32, Int, Key
 
+from ntl_jax.models.attention import visible_keys
 from ntl_jax.models.layers import Affine, Dropout, Embedding
 from ntl_jax.models.number_encodings import LARGEST
-from ntl_jax.models.t5 import Mask, RowOffset, T5WithHead, hide
+from ntl_jax.models.t5 import Mask, RowOffset, T5WithHead
 from ntl_jax.models.t5_config import T5Config
 
 
@@ -117,11 +118,11 @@ class Xval(T5WithHead):
             ValueError: a row is longer than `max_positions`, or shapes differ.
         """
         drop = Dropout(self.config.dropout_rate, dropout_key, row_offset)
-        biases = hide(attention_mask)
+        seen = visible_keys(attention_mask)
         source = self.embed_numbers(input_ids, input_values)
-        encoded = self.encode_embedded(source, biases, drop)
+        encoded = self.encode_embedded(source, seen, drop)
         target = self.embed_numbers(decoder_input_ids, decoder_values)
-        return self.heads(self.decode_embedded(target, encoded, biases, drop))
+        return self.heads(self.decode_embedded(target, encoded, seen, drop))
 
     def heads(self, states: Float[Array, "B T D"]) -> TokensAndNumbers:
         """Logits and numbers of the decoder's output."""

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ntl_jax.models.attention import attend, causal_mask, start_cache
+from ntl_jax.models.attention import attend, start_cache, visible_keys
 
 TOLERANCE = 1e-5  # a block
 
@@ -129,14 +129,28 @@ def test_heads_that_do_not_divide_are_named():
         attend(q, k, v, scale=1.0)
 
 
-def test_mask_hides_later_tokens_padding_and_other_segments():
+def test_padding_and_other_segments_are_not_visible():
     attention_mask = np.array([[0, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1]])
     segments = jnp.array([[1, 1, 1, 2, 2, 2], [5, 4, 4, 4, 0, 0]])
-    got = causal_mask(6, jnp.asarray(attention_mask), segments)
+    got = visible_keys(jnp.asarray(attention_mask), segments, segments)
     for b, t, s in np.ndindex(2, 6, 6):
-        want = s <= t and attention_mask[b, s] and segments[b, s] == segments[b, t]
+        want = attention_mask[b, s] and segments[b, s] == segments[b, t]
         assert got[b, 0, t, s] == bool(want)
-    assert causal_mask(6).shape == (1, 1, 6, 6)
+    assert visible_keys(jnp.asarray(attention_mask)).shape == (2, 1, 1, 6)
+    assert visible_keys() is None
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_causal_is_a_mask_of_earlier_keys(masked):
+    q, k, v, bias, mask = draw()
+    k, v, bias, mask = k[:, :5], v[:, :5], bias[..., :5], mask[..., :5]
+    earlier = np.tril(np.ones((1, 1, 5, 5), bool))
+    options = {"scale": 0.3, "bias": bias}
+    want = attend(q, k, v, mask=earlier & mask if masked else earlier, **options)
+    got = attend(q, k, v, mask=mask if masked else None, causal=True, **options)
+    chex.assert_trees_all_equal(got, want)
+    with pytest.raises(ValueError, match="4 queries over 5 keys cannot be causal"):
+        attend(q[:, :4], k, v, scale=0.3, causal=True)
 
 
 def test_cache_starts_with_the_prompt_and_counts_on():

@@ -11,7 +11,7 @@ import pytest
 
 from ntl_jax.hf.mapping import flatten
 from ntl_jax.models import GPT2Config, bind, count_parameters, init_params
-from ntl_jax.models.attention import causal_mask, token_positions
+from ntl_jax.models.attention import Visible, token_positions, visible_keys
 from ntl_jax.models.layers import Dropout
 from tests.tiny_gpt2 import (
     KINDS,
@@ -145,7 +145,7 @@ def test_each_blocks_states_equal_pytorch(padding):
         block.register_forward_hook(partial(record, number))
     run_torch(model, data)
     mask = data.get("attention_mask")
-    seen, visible = real(data), causal_mask(20, mask)
+    seen, visible = real(data), Visible(visible_keys(mask), causal=True)
     layers = bind(config, params).layers
     for number in range(config.n_layer):
         given, want = inputs[number]
@@ -153,7 +153,8 @@ def test_each_blocks_states_equal_pytorch(padding):
         x = jnp.asarray(given)
         got = layer.finish(x, *layer.project(x), visible, Dropout(0.0, None))
         assert_close(np.asarray(got)[seen], want[seen], BLOCK_TOLERANCE)
-        other = layer.finish(x, *layer.project(x), causal_mask(20), Dropout(0.0, None))
+        unmasked = Visible(causal=True)
+        other = layer.finish(x, *layer.project(x), unmasked, Dropout(0.0, None))
         worst = np.abs(np.asarray(other)[seen] - want[seen]).max()
         assert (worst > 1e-3) == (padding == "left")
 

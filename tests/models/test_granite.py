@@ -10,7 +10,7 @@ import pytest
 
 from ntl_jax.hf.mapping import flatten
 from ntl_jax.models import GraniteConfig, bind, count_parameters, init_params
-from ntl_jax.models.attention import causal_mask, token_positions
+from ntl_jax.models.attention import Visible, token_positions, visible_keys
 from ntl_jax.models.experts import FEW_TOKENS
 from ntl_jax.models.granite import rotation
 from ntl_jax.models.layers import Dropout
@@ -157,7 +157,7 @@ def test_each_blocks_states_equal_pytorch(kind, padding):
         block.register_forward_hook(partial(record, number))
     run_torch(model, data)
     mask = data.get("attention_mask")
-    seen, visible = real(data), causal_mask(20, mask)
+    seen, visible = real(data), Visible(visible_keys(mask), causal=True)
     angles = rotation(token_positions(20, mask), config.head_dim, config.rope_theta)
     slow = rotation(token_positions(20, mask), config.head_dim, 1e4)
     layers = bind(config, params).layers

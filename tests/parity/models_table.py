@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntl_jax.models import bind
-from ntl_jax.models.attention import causal_mask, token_positions
+from ntl_jax.models.attention import Visible, token_positions, visible_keys
 from ntl_jax.models.granite import rotation
 from ntl_jax.models.layers import Dropout
 from tests import tiny_gpt2, tiny_granite, tiny_t5
@@ -137,7 +137,7 @@ def of_granite(kind: str) -> dict[str, float]:
 def causal(config, params, data, outputs, logits, errors, states, block):
     """The differences of a decoder-only model, where there is no padding."""
     seen = tiny_gpt2.real(data)
-    mask = causal_mask(seen.shape[1], jnp.asarray(data["attention_mask"]))
+    mask = Visible(visible_keys(jnp.asarray(data["attention_mask"])), causal=True)
     layers = bind(config, params).layers
     run_block = jax.jit(partial(block, mask=mask))
     blocks = [
