@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import pathlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,9 +12,12 @@ from train.config import ConfigError
 from train.digests import digests
 from train.hosts import check_everywhere, from_first
 from train.state import Params, TrainState
+from train.storage import AnyPath, is_remote, move_folder, reaching
 
 FOLDER = "checkpoints"
 DAMAGED_FOLDER = "damaged"
+COMMITTED = "commit_success.txt"
+"""The file that orbax writes last, in a bucket, into each step's folder."""
 
 logger = logging.getLogger("train")
 T = TypeVar("T")
@@ -30,7 +32,8 @@ class Checkpointer:
 
     The parameters are an item of their own, so that prediction and export read a third
     of the bytes. Saving is asynchronous; leaving the context waits for it. A folder
-    gets its name when all in it is written: killed before that, it does not count.
+    gets its name when all in it is written, or in a bucket its file `COMMITTED`: killed
+    before that, it does not count.
 
     Args:
         run_dir: the run's folder, on storage that every host sees.
@@ -38,7 +41,7 @@ class Checkpointer:
             run left half-written is then removed.
     """
 
-    def __init__(self, run_dir: pathlib.Path, *, keep: int | None = None) -> None:
+    def __init__(self, run_dir: AnyPath, *, keep: int | None = None) -> None:
         self._run_dir = run_dir
         self._pending: int | None = None
         folder = run_dir / FOLDER
@@ -147,10 +150,12 @@ class Checkpointer:
             moved = []
             for other in later:
                 target = self._run_dir / DAMAGED_FOLDER / str(other)
-                while target.exists():
-                    target = target.with_name(target.name + "-again")
-                target.parent.mkdir(exist_ok=True)
-                (self._run_dir / FOLDER / str(other)).rename(target)
+                with reaching(target):
+                    while target.exists():
+                        target = target.with_name(target.name + "-again")
+                    target.parent.mkdir(exist_ok=True)
+                step = self._run_dir / FOLDER / str(other)
+                move_folder(step, target, last_of=COMMITTED)
                 moved.append(str(target))
             return moved
 
@@ -236,7 +241,7 @@ class Checkpointer:
 class _Writing:
     """Says of errors of the file system which checkpoint is lost, and which is not."""
 
-    def __init__(self, folder: pathlib.Path, step: int | None) -> None:
+    def __init__(self, folder: AnyPath, step: int | None) -> None:
         self._folder, self._step = folder, step
 
     def __enter__(self) -> None:
@@ -271,7 +276,12 @@ def _training(state: TrainState) -> dict[str, Any]:
     return fields
 
 
-def has_checkpoint(run_dir: pathlib.Path) -> bool:
+def has_checkpoint(run_dir: AnyPath) -> bool:
     """Whether `run_dir` holds a complete checkpoint."""
     folder = run_dir / FOLDER
-    return folder.is_dir() and any(child.name.isdigit() for child in folder.iterdir())
+    if not folder.is_dir():
+        return False
+    steps = [child for child in folder.iterdir() if child.name.isdigit()]
+    if is_remote(run_dir):  # where a folder has its name from the start
+        return any((step / COMMITTED).exists() for step in steps)
+    return bool(steps)

@@ -1,11 +1,12 @@
 """Figures of finished runs; matplotlib is imported where one is drawn."""
 
-import pathlib
+import io
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from train.storage import AnyPath
 from train.tables import Evaluation
 from train.writer import read_metrics
 
@@ -30,9 +31,9 @@ def offset_distribution(
 
 
 def comparison_figure(
-    run_dirs: Mapping[str, pathlib.Path],
+    run_dirs: Mapping[str, AnyPath],
     evaluations: Mapping[str, Evaluation],
-    path: pathlib.Path,
+    path: AnyPath,
 ) -> None:
     """Draws loss curves, and predicted digits around the true one, for every run.
 
@@ -68,11 +69,17 @@ def comparison_figure(
         if axis.has_data():
             axis.legend()
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    _save(figure, path)
     plt.close(figure)
 
 
-def _draw_curves(axis: Any, run_dirs: Mapping[str, pathlib.Path], term: str) -> None:
+def _save(figure: Any, path: AnyPath) -> None:
+    png = io.BytesIO()
+    figure.savefig(png, dpi=120, format="png")
+    path.write_bytes(png.getvalue())
+
+
+def _draw_curves(axis: Any, run_dirs: Mapping[str, AnyPath], term: str) -> None:
     for name, run_dir in run_dirs.items():
         rows = [r for r in read_metrics(run_dir) if r["kind"] == "train" and term in r]
         if rows:
@@ -94,7 +101,7 @@ def _draw_offsets(axis: Any, evaluations: Mapping[str, Evaluation], name: str) -
         axis.locator_params(axis="x", integer=True)
 
 
-def error_figure(evaluations: Mapping[str, Evaluation], path: pathlib.Path) -> bool:
+def error_figure(evaluations: Mapping[str, Evaluation], path: AnyPath) -> bool:
     """Draws histograms of prediction - answer, a row a last digit of the answer.
 
     Shades are shares of the answers with that last digit; what lies beyond the bins, or
@@ -140,7 +147,7 @@ def error_figure(evaluations: Mapping[str, Evaluation], path: pathlib.Path) -> b
     for axis in axes.flat[len(drawn) :]:
         axis.set_visible(False)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    _save(figure, path)
     plt.close(figure)
     return True
 

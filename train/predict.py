@@ -28,12 +28,12 @@ from train.model import answer_logits, is_decoder_only, model_of_dict
 from train.regression import written
 from train.rundir import (
     CONFIG_FILE,
-    make_folder,
     read_config,
     trained_runs,
     value_scale_of,
 )
 from train.state import Params
+from train.storage import AnyPath, make_folder
 
 _NEEDED = {
     "data",
@@ -66,7 +66,7 @@ class TrainedModel:
         return self.tokenizer.encode(question + self.separator)[:-1]
 
 
-def load_run(run_dir: pathlib.Path) -> TrainedModel:
+def load_run(run_dir: AnyPath) -> TrainedModel:
     """Reads the newest checkpoint of a run, onto one device.
 
     Raises:
@@ -103,7 +103,7 @@ def load_run(run_dir: pathlib.Path) -> TrainedModel:
     )
 
 
-def predict(path: pathlib.Path, question: str) -> str:
+def predict(path: AnyPath, question: str) -> str:
     """Answers a question with every trained run in `path`, as a printable report."""
     if not question.strip():
         raise ConfigError("the question is empty: write one in quotes.")
@@ -197,7 +197,7 @@ def number_probabilities(
     return np.asarray(jax.nn.softmax(stats.number_logits[0], axis=-1))
 
 
-def export(path: pathlib.Path, folder: pathlib.Path) -> None:
+def export(path: AnyPath, folder: pathlib.Path) -> None:
     """Writes a run's newest checkpoint and its tokenizer as a Hugging Face folder.
 
     Raises:

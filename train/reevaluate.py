@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import pathlib
 from collections.abc import Sequence
 
 import jax
@@ -23,6 +22,7 @@ from train.rundir import (
     value_scale_of,
 )
 from train.state import Task, make_task, state_shardings
+from train.storage import AnyPath, any_path
 
 logger = logging.getLogger("train")
 
@@ -49,7 +49,7 @@ class Evaluation:
     changes."""
 
 
-def evaluate(path: pathlib.Path, arguments: Sequence[str]) -> str:
+def evaluate(path: AnyPath, arguments: Sequence[str]) -> str:
     """Evaluates every run in `path` from its newest checkpoint.
 
     Args:
@@ -82,13 +82,13 @@ def evaluate(path: pathlib.Path, arguments: Sequence[str]) -> str:
     return report(run_dirs, folder)
 
 
-def _folder(path: pathlib.Path, asked: Evaluation) -> pathlib.Path:
+def _folder(path: AnyPath, asked: Evaluation) -> AnyPath:
     """Where to write; it is empty."""
     decoding = asked.evaluation
     words = ["evaluation", f"beams{decoding.beams}" if decoding.beams > 1 else "greedy"]
     words += [decoding.numbers] if decoding.numbers != "argmax" else []
     words += ["paper"] if decoding.paper_compat else []
-    folder = pathlib.Path(asked.out) if asked.out else path / "-".join(words)
+    folder = any_path(asked.out) if asked.out else path / "-".join(words)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(
             f"{folder} is a file or is not empty: name a new folder with --out."
@@ -112,10 +112,10 @@ def _changed(config: TrainConfig, asked: Evaluation) -> TrainConfig:
 
 
 def _evaluate(
-    run_dir: pathlib.Path,
+    run_dir: AnyPath,
     config: TrainConfig,
     sets: Sequence[str],
-    folder: pathlib.Path,
+    folder: AnyPath,
 ) -> None:
     rows = _rows(config, sets)
     tokenizer = open_tokenizer(
@@ -149,7 +149,7 @@ def _rows(config: TrainConfig, sets: Sequence[str]) -> dict[str, Sequence[Row]]:
     return {name: rows[name] for name in sets or rows}
 
 
-def _restored(run_dir: pathlib.Path, task: Task):
+def _restored(run_dir: AnyPath, task: Task):
     """The newest parameters of a run, laid out on the task's mesh."""
     shardings = state_shardings(task).params
     shapes = jax.eval_shape(lambda key: init_params(task.model, key), jax.random.key(0))

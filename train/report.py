@@ -2,12 +2,12 @@
 
 import importlib.util
 import json
-import pathlib
 from collections.abc import Mapping, Sequence
 
 from train.config import ConfigError
 from train.evaluate import PREDICTIONS_FILE, RESULTS_FILE
 from train.figures import comparison_figure, error_figure
+from train.storage import AnyPath
 from train.tables import (
     Evaluation,
     cells_table,
@@ -17,13 +17,14 @@ from train.tables import (
     more_scores_table,
     paired_table,
 )
+from train.writer import replace_text
 
 TABLE_FILE = "comparison.md"
 FIGURE_FILE = "comparison.png"
 ERROR_FILE = "errors.png"
 
 
-def read_evaluation(run_dir: pathlib.Path) -> Evaluation:
+def read_evaluation(run_dir: AnyPath) -> Evaluation:
     """What a finished run wrote to evaluation.json.
 
     Raises:
@@ -48,7 +49,7 @@ def read_evaluation(run_dir: pathlib.Path) -> Evaluation:
 
 
 def read_predictions(
-    run_dir: pathlib.Path, sets: Sequence[str]
+    run_dir: AnyPath, sets: Sequence[str]
 ) -> dict[str, list[dict[str, str]]]:
     """The rows of predictions.jsonl by set.
 
@@ -66,7 +67,7 @@ def read_predictions(
     return rows
 
 
-def report(run_dirs: Mapping[str, pathlib.Path], folder: pathlib.Path) -> str:
+def report(run_dirs: Mapping[str, AnyPath], folder: AnyPath) -> str:
     """Compares finished runs: comparison.md, comparison.png, errors.png in `folder`.
 
     Args:
@@ -89,7 +90,7 @@ def report(run_dirs: Mapping[str, pathlib.Path], folder: pathlib.Path) -> str:
     sections = _sections(run_dirs, evaluations, sets[0])
     folder.mkdir(parents=True, exist_ok=True)
     text = "\n\n".join(f"## {title}\n\n{table}" for title, table in sections.items())
-    (folder / TABLE_FILE).write_text(text + "\n")
+    replace_text(folder / TABLE_FILE, text + "\n")
     shown = "\n\n".join(sections[title] for title in SHOWN if title in sections)
     shown += f"\n\n{folder / TABLE_FILE}: {', '.join(sections).lower()}"
     if importlib.util.find_spec("matplotlib") is None:
@@ -101,7 +102,7 @@ def report(run_dirs: Mapping[str, pathlib.Path], folder: pathlib.Path) -> str:
     return shown
 
 
-def scores_of_run(run_dir: pathlib.Path) -> str:
+def scores_of_run(run_dir: AnyPath) -> str:
     """The main table of one finished run, with the trivial baselines."""
     return comparison_table({run_dir.name: read_evaluation(run_dir)})
 
@@ -111,7 +112,7 @@ SHOWN = ("Scores", "Differences")
 
 
 def _sections(
-    run_dirs: Mapping[str, pathlib.Path],
+    run_dirs: Mapping[str, AnyPath],
     evaluations: Mapping[str, Evaluation],
     sets: list[str],
 ) -> dict[str, str]:

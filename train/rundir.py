@@ -4,13 +4,13 @@ import dataclasses
 import json
 import math
 import pathlib
-import tempfile
 from typing import Any
 
 from ntl_jax.value_scales import ValueScale
 from train.checkpoint import has_checkpoint
 from train.config import ConfigError, TrainConfig
 from train.model import model_of_dict
+from train.storage import AnyPath, any_path, make_folder, reaching  # noqa: F401
 from train.writer import replace_text
 
 ROOT = pathlib.Path("runs")
@@ -33,28 +33,17 @@ MAY_DIFFER = {
 """Fields that a resumed run may change without becoming another run."""
 
 
-def resolve_run_dir(config: TrainConfig) -> pathlib.Path:
+def resolve_run_dir(config: TrainConfig) -> AnyPath:
     """The folder that this run writes to; nothing that exists is overwritten.
 
     Raises:
-        ConfigError: nothing to resume, or a folder that holds another run.
+        ConfigError: nothing to resume, a folder that holds another run, or an address
+            that cannot be reached.
     """
     if config.run_dir is not None:
-        if "://" in config.run_dir:
-            raise ConfigError(
-                f"--run-dir {config.run_dir} is no folder: mount the bucket (gcsfuse, "
-                "s3fs), and name where."
-            )
-        path = pathlib.Path(config.run_dir)
-        if config.resume and not path.is_dir():
-            raise ConfigError(f"--resume: there is no run in {path}.")
-        if path.exists() and not path.is_dir():
-            raise ConfigError(f"--run-dir {path} is a file: name a folder.")
-        if not config.resume and path.exists() and any(path.iterdir()):
-            raise ConfigError(
-                f"{path} is not empty: continue it with --resume, or name another "
-                "folder with --run-dir."
-            )
+        path = any_path(config.run_dir)
+        with reaching(path):
+            _check_folder(path, config.resume)
         return path
     taken = _numbered(config.name)
     if config.resume:
@@ -68,6 +57,18 @@ def resolve_run_dir(config: TrainConfig) -> pathlib.Path:
         return ROOT / config.name
     last = int(taken[-1].name.removeprefix(config.name).lstrip("-") or 1)
     return ROOT / f"{config.name}-{last + 1}"
+
+
+def _check_folder(path: AnyPath, resume: bool) -> None:
+    if resume and not path.is_dir():
+        raise ConfigError(f"--resume: there is no run in {path}.")
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"--run-dir {path} is a file: name a folder.")
+    if not resume and path.exists() and any(path.iterdir()):
+        raise ConfigError(
+            f"{path} is not empty: continue it with --resume, or name another folder "
+            "with --run-dir."
+        )
 
 
 def _numbered(name: str) -> list[pathlib.Path]:
@@ -89,28 +90,13 @@ def config_dict(config: TrainConfig) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
-def make_folder(path: pathlib.Path) -> None:
-    """Makes a folder that can be written to, with those above it.
-
-    Raises:
-        ConfigError: it cannot be made, or nothing can be written in it.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write to {path} ({error.strerror}): name another folder."
-        ) from error
-
-
-def write_config(run_dir: pathlib.Path, config: TrainConfig, **more: Any) -> None:
+def write_config(run_dir: AnyPath, config: TrainConfig, **more: Any) -> None:
     """Writes config.json: every resolved field, and what was found out (`more`)."""
     text = json.dumps({**config_dict(config), **more}, indent=1)
     replace_text(run_dir / CONFIG_FILE, text + "\n")
 
 
-def read_config(run_dir: pathlib.Path) -> dict[str, Any]:
+def read_config(run_dir: AnyPath) -> dict[str, Any]:
     """Reads config.json back.
 
     Raises:
@@ -136,7 +122,7 @@ def value_scale_of(content: dict[str, Any]) -> ValueScale:
     return ValueScale(**fields)
 
 
-def read_train_config(run_dir: pathlib.Path) -> TrainConfig:
+def read_train_config(run_dir: AnyPath) -> TrainConfig:
     """The config of a run, with the model and the tokenizer that it resolved to.
 
     Fields that its version did not have yet keep their defaults.
@@ -172,7 +158,7 @@ def _dataclass_of(kind: Any, content: dict[str, Any], where: str) -> Any:
     return kind(**values)
 
 
-def check_same_run(run_dir: pathlib.Path, config: TrainConfig) -> None:
+def check_same_run(run_dir: AnyPath, config: TrainConfig) -> None:
     """Refuses to resume under another model, data, loss or optimizer.
 
     Raises:
@@ -213,7 +199,7 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def trained_runs(path: pathlib.Path) -> dict[str, pathlib.Path]:
+def trained_runs(path: AnyPath) -> dict[str, AnyPath]:
     """The runs with a checkpoint in `path`: itself, or one a loss below it.
 
     Raises:

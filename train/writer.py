@@ -12,18 +12,23 @@ from typing import Any
 from train.board import Board
 from train.config import ConfigError
 from train.hosts import is_coordinator
+from train.storage import AnyPath, Mirror, is_remote, reaching
 
 METRICS_FILE = "metrics.jsonl"
 
 logger = logging.getLogger("train")
 
 
-def replace_text(path: pathlib.Path, text: str) -> None:
+def replace_text(path: AnyPath, text: str) -> None:
     """Writes a whole file or none: killed at any moment, the old one is still there.
 
     Raises:
         ConfigError: it cannot be written.
     """
+    if is_remote(path):  # objects are written whole
+        with reaching(path):
+            path.write_text(text)
+        return
     unfinished = path.with_name(path.name + ".unfinished")
     with writing(path):
         unfinished.write_text(text)
@@ -31,7 +36,7 @@ def replace_text(path: pathlib.Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def writing(path: pathlib.Path) -> Iterator[None]:
+def writing(path: AnyPath | str) -> Iterator[None]:
     """Says of errors of the file system what could not be written, and what to do.
 
     Raises:
@@ -50,14 +55,19 @@ class MetricWriter:
     """Appends rows of numbers to `run_dir/metrics.jsonl`; process 0 alone writes.
 
     A resumed run first drops the rows after `start_step` and those of the final
-    evaluation, which it will write again.
+    evaluation, which it will write again. To a bucket the files are copied: from time
+    to time, by `flush` and by `close`.
     """
 
-    def __init__(self, run_dir: pathlib.Path, *, start_step: int = 0) -> None:
-        self._file = self._board = None
+    def __init__(self, run_dir: AnyPath, *, start_step: int = 0) -> None:
+        self._file = self._board = self._mirror = None
         if not is_coordinator():
             return
-        path = run_dir / METRICS_FILE
+        folder = pathlib.Path(run_dir)
+        if is_remote(run_dir):
+            self._mirror = Mirror(run_dir)
+            folder = self._mirror.folder
+        path = folder / METRICS_FILE
         kept = [
             row
             for row in read_metrics(run_dir)
@@ -67,8 +77,9 @@ class MetricWriter:
         with writing(path):
             self._file = path.open("ab", buffering=0)
         if importlib.util.find_spec("tensorboardX"):
-            with writing(run_dir):
-                self._board = Board(run_dir, start_step)
+            with writing(folder):
+                self._board = Board(folder, start_step)
+        self.flush()
 
     def write(self, step: int, kind: str, values: dict[str, Any]) -> None:
         """Writes one row: `{"step": step, "kind": kind, **values}`.
@@ -78,11 +89,13 @@ class MetricWriter:
         if self._file is None:
             return
         row = {"step": step, "kind": kind} | {k: _plain(v) for k, v in values.items()}
-        with writing(pathlib.Path(self._file.name)):
+        with writing(self._file.name):
             self._append(json.dumps(row) + "\n")
             if self._board is not None:
                 numbers = {k: v for k, v in row.items() if isinstance(v, float)}
                 self._board.add(step, {f"{kind}/{k}": v for k, v in numbers.items()})
+        if self._mirror is not None:
+            self._mirror.copy_if_due()
 
     def _append(self, text: str) -> None:
         """Writes at once: what a full disk refuses waits in no buffer."""
@@ -90,6 +103,15 @@ class MetricWriter:
         content = text.encode()
         while content:
             content = content[self._file.write(content) :]
+
+    def flush(self) -> None:
+        """Lets no row be lost with this machine.
+
+        Raises:
+            ConfigError: the bucket cannot be written.
+        """
+        if self._mirror is not None:
+            self._mirror.copy()
 
     def close(self) -> None:
         """Flushes and closes the files."""
@@ -100,13 +122,15 @@ class MetricWriter:
                 self._board.close()
             except OSError as error:  # after another, mostly; the rows are all there
                 logger.warning("TensorBoard lacks the last numbers (%s)", error)
+        if self._mirror is not None:
+            self._mirror.close()
 
 
 def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_metrics(run_dir: pathlib.Path) -> list[dict[str, Any]]:
+def read_metrics(run_dir: AnyPath) -> list[dict[str, Any]]:
     """All complete rows of a run's metrics, oldest first.
 
     A killed run can leave half a last row, which is not counted.

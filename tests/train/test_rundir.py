@@ -40,9 +40,16 @@ def test_hosts_and_cache_may_differ(tmp_path):
     resumed(tmp_path, "cosine", 6, 6, **more)
 
 
-def test_an_address_is_no_folder():
-    with pytest.raises(ConfigError, match="gs://bucket/run is no folder: mount"):
-        resolve_run_dir(changed(TINY, run_dir="gs://bucket/run"))
+@pytest.mark.parametrize(
+    ("run_dir", "said"),
+    [
+        ("s3://bucket/run", "s3://bucket/run cannot be used: .* gs:// alone. Mount it"),
+        ("gs://bucket", "gs://bucket names no folder: give gs://BUCKET/FOLDER"),
+    ],
+)
+def test_addresses_that_no_run_can_have(run_dir, said):
+    with pytest.raises(ConfigError, match=said):
+        resolve_run_dir(changed(TINY, run_dir=run_dir))
 
 
 def test_a_field_that_came_later_had_its_default(tmp_path):

@@ -1,0 +1,219 @@
+"""Run folders: on disks of this machine, or in a bucket of Google Cloud Storage.
+
+In a bucket (`gs://BUCKET/FOLDER`) objects are written whole, or not at all. There are
+no folders but in their names, no appends and no renames.
+"""
+
+import contextlib
+import importlib.util
+import logging
+import os
+import pathlib
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+from etils import epath
+
+from train.config import ConfigError
+
+REMOTE = "gs://"
+AnyPath: TypeAlias = pathlib.Path | epath.Path
+"""A file or folder on this machine, or in a bucket."""
+
+logger = logging.getLogger("train")
+
+
+def is_remote(path: AnyPath | str) -> bool:
+    """Whether a path lies in a bucket."""
+    return os.fspath(path).startswith(REMOTE)
+
+
+def any_path(name: str) -> AnyPath:
+    """What a name given on the command line means.
+
+    Args:
+        name: a path of this machine, or `gs://BUCKET/FOLDER`.
+
+    Raises:
+        ConfigError: an address of another kind, one without a folder, or gcsfs is not
+            installed.
+    """
+    if "://" not in name:
+        return pathlib.Path(name)
+    if not name.startswith(REMOTE):
+        raise ConfigError(
+            f"{name} cannot be used: orbax writes checkpoints to folders and to gs:// "
+            "alone. Mount it (s3fs, blobfuse), and name where."
+        )
+    if len(epath.Path(name).parts) < 4:  # "/", "gs", the bucket, a folder
+        raise ConfigError(f"{name} names no folder: give {REMOTE}BUCKET/FOLDER.")
+    if importlib.util.find_spec("gcsfs") is None:
+        raise ConfigError(f"{name} needs gcsfs: pip install 'ntl_jax[gcs]'.")
+    _set_up_gcsfs()
+    return epath.Path(name)
+
+
+def _set_up_gcsfs() -> None:
+    import fsspec.config
+
+    # TensorStore and other hosts write to the same folders: what gcsfs knew of them a
+    # moment ago may be wrong.
+    for protocol in ("gs", "gcs"):
+        fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
+    # It raises what it logs; and warns at each request of a bucket whose layout it
+    # may not read.
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """What gcsfs and the clients below it raise."""
+    import aiohttp
+    import gcsfs.retry
+    import google.auth.exceptions
+    from google.api_core.exceptions import GoogleAPIError
+
+    return (
+        OSError,
+        ValueError,  # of a request that is refused as malformed
+        aiohttp.ClientError,
+        gcsfs.retry.ChecksumError,
+        gcsfs.retry.HttpError,
+        gcsfs.retry.NonRetryableError,
+        google.auth.exceptions.GoogleAuthError,
+        GoogleAPIError,
+    )
+
+
+@contextlib.contextmanager
+def reaching(path: AnyPath) -> Iterator[None]:
+    """Says of a bucket that cannot be read or written what to look at.
+
+    Raises:
+        ConfigError: the body failed for that reason. Errors of folders on this machine
+            pass as they are.
+    """
+    if not is_remote(path):
+        yield
+        return
+    try:
+        yield
+    except _errors() as error:
+        told = str(error).strip() or type(error).__name__
+        of_disk = isinstance(error, OSError) and error.filename is not None
+        of_value = isinstance(error, ValueError) and "Bad Request" not in told
+        if of_disk or of_value:
+            raise
+        raise ConfigError(
+            f"{path} cannot be used ({told.splitlines()[0][:200]}): check the network, "
+            "that the bucket exists, and that this machine's Google credentials may "
+            "list, read, write and delete in it (gcloud auth application-default "
+            "login)."
+        ) from error
+
+
+def make_folder(path: AnyPath) -> None:
+    """Makes a folder that can be written to, with those above it.
+
+    In a bucket, where nothing is made, it writes and deletes an object.
+
+    Raises:
+        ConfigError: it cannot be made, or nothing can be written in it.
+    """
+    if is_remote(path):
+        with reaching(path):
+            probe = path / "probe"
+            probe.write_text("whether this run may write here")
+            probe.unlink()
+        return
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write to {path} ({error.strerror}): name another folder."
+        ) from error
+
+
+def move_folder(source: AnyPath, target: AnyPath, *, last_of: str) -> None:
+    """Moves a folder with all in it.
+
+    In a bucket every object is copied, there and by the service, before one is deleted.
+
+    Args:
+        source: the folder.
+        target: where it is to be; nothing lies there yet.
+        last_of: the file whose presence says that the folder is whole. It is deleted
+            first: killed after that, what is left does not count.
+
+    Raises:
+        ConfigError: it lies in a bucket where this is not allowed.
+    """
+    if not is_remote(source):
+        source.rename(target)
+        return
+    import fsspec
+
+    with reaching(source):
+        files: Any = fsspec.url_to_fs(str(source))[0]
+        files.copy(f"{source}/", f"{target}/", recursive=True)
+        files.rm_file(str(source / last_of))
+        files.rm(str(source), recursive=True)
+
+
+class Mirror:
+    """A folder of this machine whose files are copied to one in a bucket.
+
+    Programs that append to files write here.
+
+    Args:
+        target: the folder in the bucket.
+    """
+
+    SECONDS = 30
+    """So long at least between two copies that nobody asked for."""
+    SHARE = 0.05
+    """So much of the time at most goes to them."""
+
+    def __init__(self, target: AnyPath) -> None:
+        self._target = target
+        self._temporary = tempfile.TemporaryDirectory(prefix="train-")
+        self.folder = pathlib.Path(self._temporary.name)
+        self._copied: dict[pathlib.Path, int] = {}
+        self._due = 0.0
+
+    def copy(self) -> None:
+        """Copies the files that grew since they were copied.
+
+        Raises:
+            ConfigError: the bucket cannot be written.
+        """
+        start = time.monotonic()
+        with reaching(self._target):
+            for path in sorted(self.folder.rglob("*")):
+                if path.is_dir() or self._copied.get(path) == path.stat().st_size:
+                    continue
+                content = path.read_bytes()
+                where = self._target / str(path.relative_to(self.folder))
+                where.write_bytes(content)
+                self._copied[path] = len(content)
+        now = time.monotonic()
+        self._due = now + max(self.SECONDS, (now - start) / self.SHARE)
+
+    def copy_if_due(self) -> None:
+        """Copies from time to time; where that fails, it says so and tries again."""
+        if time.monotonic() < self._due:
+            return
+        try:
+            self.copy()
+        except ConfigError as error:
+            self._due = time.monotonic() + self.SECONDS
+            logger.warning("%s Trying again in %d s.", error, self.SECONDS)
+
+    def close(self) -> None:
+        """Copies, and removes the folder of this machine."""
+        try:
+            self.copy()
+        finally:
+            self._temporary.cleanup()
