@@ -14,7 +14,6 @@ python -m train report FOLDER RUN [RUN ...]  compare finished runs, table and fi
 import argparse
 import logging
 import os
-import pathlib
 import re
 import signal
 import sys
@@ -39,6 +38,8 @@ from train.progress import NonFiniteError
 from train.reevaluate import evaluate
 from train.report import report, scores_of_run
 from train.rundir import resolve_run_dir
+from train.storage import AnyPath, any_path, is_remote, local_path, reaching
+from train.watchdog import Progress, Watchdog
 
 EXPECTED = (ConfigError, DataError, NonFiniteError)
 """Errors whose message is for the user; any other is a bug and keeps its traceback."""
@@ -103,13 +104,17 @@ def _run(command: str, rest: list[str]) -> int:
         case "aot", [preset, *overrides] if not preset.startswith("-"):
             return compile_for(preset, overrides)
         case "predict", [run_dir, question]:
-            say(predict(pathlib.Path(run_dir), question))
+            with reaching(path := any_path(run_dir)):
+                say(predict(path, question))
         case "export", [run_dir, folder]:
-            export(pathlib.Path(run_dir), pathlib.Path(folder))
+            with reaching(path := any_path(run_dir)):
+                export(path, local_path(folder))
         case "evaluate", [run_dir, *flags_] if not run_dir.startswith("-"):
-            say(evaluate(pathlib.Path(run_dir), flags_))
+            with reaching(path := any_path(run_dir)):
+                say(evaluate(path, flags_))
         case "report", [folder, *paths] if paths:
-            say(report(named_runs(paths), pathlib.Path(folder)))
+            with reaching(path := any_path(folder)):
+                say(report(named_runs(paths), path))
         case (
             (
                 "list"
@@ -128,13 +133,15 @@ def _run(command: str, rest: list[str]) -> int:
     return 0
 
 
-def named_runs(paths: list[str]) -> dict[str, pathlib.Path]:
+def named_runs(paths: list[str]) -> dict[str, AnyPath]:
     """Runs by the last part of their path, or by the whole where that is not unique."""
-    if len({pathlib.Path(path).resolve() for path in paths}) < len(paths):
+    runs = [any_path(path) for path in paths]
+    whole = {str(run if is_remote(run) else run.resolve()) for run in runs}
+    if len(whole) < len(runs):
         raise ConfigError(f"a run is named twice: {' '.join(paths)}.")
-    last = [pathlib.Path(path).name for path in paths]
+    last = [run.name for run in runs]
     names = last if len(set(last)) == len(last) else paths
-    return {name: pathlib.Path(path) for name, path in zip(names, paths, strict=True)}
+    return dict(zip(names, runs, strict=True))
 
 
 def list_presets() -> None:
@@ -182,20 +189,22 @@ def train(preset: str, overrides: list[str]) -> None:
         logging.getLogger("train").setLevel(logging.WARNING)
     if config.compilation_cache is not None:
         jax.config.update("jax_compilation_cache_dir", config.compilation_cache)
-    run_dir = pathlib.Path(from_first(lambda: str(resolve_run_dir(config))))
-    if is_coordinator():
-        print(f"writing to {run_dir}", file=sys.stderr)
-    summary = _train_in(run_dir, config)
-    if is_coordinator():
-        say(summary)
-    part_together()
+    with Watchdog(config.hosts.stuck_after) as watchdog:
+        run_dir = any_path(from_first(lambda: str(resolve_run_dir(config))))
+        if is_coordinator():
+            print(f"writing to {run_dir}", file=sys.stderr)
+        with reaching(run_dir):
+            summary = _train_in(run_dir, config, watchdog.pat)
+        if is_coordinator():
+            say(summary)
+        part_together()
 
 
-def _train_in(run_dir: pathlib.Path, config: TrainConfig) -> str:
+def _train_in(run_dir: AnyPath, config: TrainConfig, progress: Progress) -> str:
     """Trains, and returns what the first host prints in the end."""
     if config.cross_entropy_baseline:
-        return run_comparison(config, run_dir)
-    result = run(config, run_dir)
+        return run_comparison(config, run_dir, progress)
+    result = run(config, run_dir, progress)
     if not is_coordinator():
         return ""
     lines = [

@@ -2,12 +2,13 @@
 
 import dataclasses
 import logging
-import pathlib
 
 from train.config import NUMBER_TERMS, ConfigError, LossConfig, TrainConfig
 from train.hosts import is_coordinator
 from train.loop import run
 from train.report import report
+from train.storage import AnyPath
+from train.watchdog import Progress, unwatched
 
 logger = logging.getLogger("train")
 
@@ -50,7 +51,9 @@ def variants(config: TrainConfig) -> dict[str, TrainConfig]:
     }
 
 
-def run_comparison(config: TrainConfig, run_dir: pathlib.Path) -> str:
+def run_comparison(
+    config: TrainConfig, run_dir: AnyPath, progress: Progress = unwatched
+) -> str:
     """Trains every variant in a folder of its own below `run_dir`, and compares them.
 
     Returns:
@@ -61,5 +64,5 @@ def run_comparison(config: TrainConfig, run_dir: pathlib.Path) -> str:
     for name, variant in variants(config).items():
         logger.info("training with %s", name)
         run_dirs[name] = run_dir / folder_name(name)
-        run(variant, run_dirs[name])
+        run(variant, run_dirs[name], progress)
     return report(run_dirs, run_dir) if is_coordinator() else ""

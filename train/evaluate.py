@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from ntl_jax.metrics import NumberTokenScores, number_token_scores
 from ntl_jax.sharding import batch_sharding
 from ntl_jax.tokenization import Tokenizer, XvalTokenizer
 from train.data import Row, TokenizedDataset, eval_batches
-from train.hosts import Watchdog, gathered, place
+from train.hosts import gathered, place
 from train.number_answers import NumberModel, total_loss
 from train.regression import written
 from train.scores import Answers, answer_metrics, answer_tables, plain
@@ -28,6 +27,9 @@ from train.step import (
     eval_step,
     evaluation_objective,
 )
+from train.storage import AnyPath
+from train.watchdog import Progress, unwatched
+from train.writer import replace_text
 
 PREDICTIONS_FILE = "predictions.jsonl"
 RESULTS_FILE = "evaluation.json"
@@ -47,7 +49,15 @@ class SetResult:
 
 
 class Evaluator:
-    """Evaluates parameters on every evaluation set; compiles once a shape."""
+    """Evaluates parameters on every evaluation set; compiles once a shape.
+
+    Args:
+        task: model, losses and mesh.
+        tokenizer: what the rows were read with.
+        datasets: the rows of every set as ids.
+        rows: the same as text.
+        progress: told of every batch.
+    """
 
     def __init__(
         self,
@@ -55,8 +65,9 @@ class Evaluator:
         tokenizer: Tokenizer,
         datasets: Mapping[str, TokenizedDataset],
         rows: Mapping[str, Sequence[Row]],
+        progress: Progress = unwatched,
     ) -> None:
-        self._rows = rows
+        self._rows, self._progress = rows, progress
         self._task = task
         is_xval = isinstance(tokenizer, XvalTokenizer)
         self._tokenizer = tokenizer.base if is_xval else tokenizer  # of answers
@@ -81,14 +92,13 @@ class Evaluator:
         collected = _Collected(self._task.vocab.values)
         tokens: list[list[int]] = []
         everything = np.arange(config.batch_size)
-        with Watchdog(self._task.config.hosts.stuck_after) as watchdog:
-            for host_batch in eval_batches(dataset, batch_size=config.batch_size):
-                batch = place(host_batch, sharding, everything, config.batch_size)
-                outputs = gathered(self._eval_step(params, batch))
-                collected.add(outputs)
-                real = int(host_batch["weights"].sum())
-                tokens += self._answer(params, batch, outputs)[:real]
-                watchdog.pat()
+        for host_batch in eval_batches(dataset, batch_size=config.batch_size):
+            batch = place(host_batch, sharding, everything, config.batch_size)
+            outputs = gathered(self._eval_step(params, batch))
+            collected.add(outputs)
+            real = int(host_batch["weights"].sum())
+            tokens += self._answer(params, batch, outputs)[:real]
+            self._progress(f"{len(tokens)} answers of an evaluation")
         if not tokens:
             raise ValueError("an evaluation set is empty: give it at least one row.")
         labels = [dataset.targets[row].tolist() for row in range(len(dataset))]
@@ -171,7 +181,7 @@ class _Collected:
 
 
 def write_predictions(
-    run_dir: pathlib.Path,
+    run_dir: AnyPath,
     results: Mapping[str, SetResult],
     rows: Mapping[str, Sequence[Row]],
     *,
@@ -183,16 +193,18 @@ def write_predictions(
     `answer_tables`; ``number_tokens``, distributions over number tokens by label; and
     ``number_values``, what these are worth.
     """
-    with (run_dir / PREDICTIONS_FILE).open("w") as file:
-        for name, result in results.items():
-            for row, prediction in zip(rows[name], result.predictions, strict=True):
-                line = {
-                    "set": name,
-                    "question": row["question"],
-                    "answer": row["answer"],
-                    "prediction": prediction,
-                }
-                file.write(json.dumps(line) + "\n")
+    lines = [
+        {
+            "set": name,
+            "question": row["question"],
+            "answer": row["answer"],
+            "prediction": prediction,
+        }
+        for name, result in results.items()
+        for row, prediction in zip(rows[name], result.predictions, strict=True)
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    replace_text(run_dir / PREDICTIONS_FILE, text)
     summary = {}
     for name, result in results.items():
         summary[name] = {
@@ -202,4 +214,4 @@ def write_predictions(
             "number_tokens": result.numbers and plain(result.numbers),
             "number_values": result.values.tolist(),
         }
-    (run_dir / RESULTS_FILE).write_text(json.dumps(summary, indent=1) + "\n")
+    replace_text(run_dir / RESULTS_FILE, json.dumps(summary, indent=1) + "\n")

@@ -1,6 +1,5 @@
 """One run on many hosts: joining, sharing out a batch, speaking with one voice."""
 
-import faulthandler
 import glob
 import importlib.util
 import json
@@ -232,25 +231,3 @@ def leave(status: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-
-
-class Watchdog:
-    """Ends a process of several that makes no progress, and shows where it stands.
-
-    Where one host hangs, all others wait for it forever; JAX notices dead ones only.
-    """
-
-    def __init__(self, seconds: int) -> None:
-        self._seconds = seconds
-
-    def __enter__(self) -> "Watchdog":
-        self.pat()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        faulthandler.cancel_dump_traceback_later()
-
-    def pat(self) -> None:
-        """Counts the seconds from now on."""
-        if several():
-            faulthandler.dump_traceback_later(self._seconds, exit=True)

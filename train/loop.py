@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import logging
-import pathlib
 from typing import Any
 
 import jax
@@ -17,7 +16,6 @@ from train.config import ConfigError, TrainConfig, mesh_shape
 from train.data import train_batches
 from train.evaluate import Evaluator, SetResult, write_predictions
 from train.hosts import (
-    Watchdog,
     check_everywhere,
     from_first,
     is_coordinator,
@@ -40,13 +38,14 @@ from train.rundir import (
     CONFIG_FILE,
     check_same_run,
     config_dict,
-    make_folder,
     read_config,
     value_scale_of,
     write_config,
 )
 from train.state import Task, TrainState, abstract_state, init_state, make_task
 from train.step import compile_train_step
+from train.storage import AnyPath, make_folder, reaching
+from train.watchdog import Progress, unwatched
 from train.writer import MetricWriter
 
 logger = logging.getLogger("train")
@@ -68,13 +67,20 @@ class RunInterruptedError(Exception):
 class RunResult:
     """What a finished run leaves in memory; all of it is on disk too."""
 
-    run_dir: pathlib.Path
+    run_dir: AnyPath
     state: TrainState
     results: dict[str, SetResult]
 
 
-def run(config: TrainConfig, run_dir: pathlib.Path) -> RunResult:
+def run(
+    config: TrainConfig, run_dir: AnyPath, progress: Progress = unwatched
+) -> RunResult:
     """Trains, evaluates and writes one run.
+
+    Args:
+        config: of the run.
+        run_dir: where to write.
+        progress: told of every step, save and evaluation batch.
 
     Raises:
         ConfigError: the config does not fit the machine, the data or the old run.
@@ -109,6 +115,7 @@ def run(config: TrainConfig, run_dir: pathlib.Path) -> RunResult:
         model = fit_vocabulary(config.model, len(tokenizer), tensor, grow=grow)
         model = with_head(with_tokenizer(model, tokenizer), config.head)
     inputs = load_inputs(config, model, tokenizer, scale)
+    progress("reading the data")
     vocab = make_vocab(config, model, inputs)
     task = make_task(config, model, vocab, mesh, inputs.scale)
     from_first(lambda: _open_folder(run_dir, config, model, inputs.scale))
@@ -132,17 +139,23 @@ def run(config: TrainConfig, run_dir: pathlib.Path) -> RunResult:
             state = init_state(task, pretrained_params(task))
             if config.resume:
                 logger.info("%s has no checkpoint yet: starting at step 0", run_dir)
+        progress("making the parameters")
         _log_start(state, task, inputs)
 
         # -------------------------------------------------------- loop
         evaluator = Evaluator(
-            task, inputs.tokenizer, inputs.evaluation, inputs.splits.evaluation
+            task,
+            inputs.tokenizer,
+            inputs.evaluation,
+            inputs.splits.evaluation,
+            progress,
         )
         writer = MetricWriter(run_dir, start_step=int(state.step))
         try:
             state = _train(
-                state, task, inputs, evaluator, checkpointer, writer, run_dir
+                state, task, inputs, evaluator, checkpointer, writer, run_dir, progress
             )
+            writer.flush()
             checkpointer.save(state, config_dict(config))
             results = evaluator(state.params)
             for name, result in results.items():
@@ -166,7 +179,8 @@ def _train(
     evaluator: Evaluator,
     checkpointer: Checkpointer,
     writer: MetricWriter,
-    run_dir: pathlib.Path,
+    run_dir: AnyPath,
+    progress: Progress,
 ) -> TrainState:
     config = task.config
     first = int(state.step)
@@ -181,10 +195,9 @@ def _train(
         buckets=inputs.buckets,
         rows=rows,
     )
-    log = IntervalLog(state.params, first, config.steps, writer)
-    watchdog, compiling = Watchdog(config.hosts.stuck_after), CompileTimes(log)
-    profile = StepProfile(config.profile_at, run_dir)
-    with StopSignal() as stop, log, contextlib.closing(batches), watchdog, profile:
+    log = IntervalLog(state.params, first, config.steps, writer, progress)
+    compiling, profile = CompileTimes(log), StepProfile(config.profile_at, run_dir)
+    with StopSignal() as stop, log, contextlib.closing(batches), profile:
         for step in range(first + 1, config.steps + 1):
             host_batch = next(batches)
             batch = place(host_batch, sharding, rows, batch_size)
@@ -193,7 +206,7 @@ def _train(
                 state, metrics = train_step(state, batch)
             tokens = inputs.train.count_tokens(host_batch) * batch_size / len(rows)
             log.add(step, tokens, metrics)
-            watchdog.pat()
+            progress(f"step {step}")
             stopping = stop.wanted(step)
             save = _due(step, config.checkpoint_every) or stopping
             evaluate = _due(step, config.evaluation.every) and step < config.steps
@@ -203,7 +216,9 @@ def _train(
                 state = _evaluate(step, state, task, evaluator, writer)
                 log.restart_clock()
             if save:
+                writer.flush()  # a resumed run takes the rows before it from there
                 checkpointer.save(state, config_dict(config))
+                progress(f"saving step {step}")
             if stopping:
                 raise RunInterruptedError(
                     f"stopped at step {step}; --resume continues there.", stop.signal
@@ -235,15 +250,16 @@ def _evaluate(
 
 
 def _found_out_before(
-    run_dir: pathlib.Path, config: TrainConfig
+    run_dir: AnyPath, config: TrainConfig
 ) -> dict[str, Any] | None:
     """Of the run to resume: its model, whose vocabulary was fitted to the mesh it had
     then, and its scale, which was fitted to its rows."""
-    old = (run_dir / CONFIG_FILE).exists() or has_checkpoint(run_dir)
-    if not (config.resume and old):
-        return None
-    check_same_run(run_dir, config)
-    content = read_config(run_dir)
+    with reaching(run_dir):
+        old = (run_dir / CONFIG_FILE).exists() or has_checkpoint(run_dir)
+        if not (config.resume and old):
+            return None
+        check_same_run(run_dir, config)
+        content = read_config(run_dir)
     if content.get("resolved_model") is None:
         raise ConfigError(f"{run_dir / CONFIG_FILE} lacks resolved_model.")
     scale = dataclasses.asdict(value_scale_of(content))
@@ -251,7 +267,7 @@ def _found_out_before(
 
 
 def _open_folder(
-    run_dir: pathlib.Path, config: TrainConfig, model: AnyConfig, scale: ValueScale
+    run_dir: AnyPath, config: TrainConfig, model: AnyConfig, scale: ValueScale
 ) -> None:
     make_folder(run_dir)
     write_config(

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import pathlib
 import signal
 import sys
 import time
@@ -16,6 +15,8 @@ from jax.experimental import multihost_utils
 from tqdm import tqdm
 
 from train.hosts import is_coordinator, mean_over_hosts, several
+from train.storage import AnyPath, Mirror, is_remote
+from train.watchdog import Progress, unwatched
 from train.writer import MetricWriter
 
 logger = logging.getLogger("train")
@@ -34,13 +35,18 @@ class IntervalLog:
     """
 
     def __init__(
-        self, params: Any, first: int, steps: int, writer: MetricWriter
+        self,
+        params: Any,
+        first: int,
+        steps: int,
+        writer: MetricWriter,
+        progress: Progress = unwatched,
     ) -> None:
         paths = jax.tree_util.tree_flatten_with_path(params)[0]
         self._leaves = [
             jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths
         ]
-        self._writer = writer
+        self._writer, self._progress = writer, progress
         self._pending: list[tuple[int, dict[str, jax.Array]]] = []
         self._tokens = 0.0
         self._bar = tqdm(
@@ -88,6 +94,9 @@ class IntervalLog:
         """
         if not self._pending:
             return
+        for step, metrics in self._pending:
+            jax.block_until_ready(metrics)
+            self._progress(f"step {step}")
         rows = jax.device_get([metrics for _, metrics in self._pending])
         seconds = time.perf_counter() - self._start
         for (step, _), row in zip(self._pending, rows, strict=True):
@@ -147,9 +156,10 @@ class StepProfile:
         run_dir: the profile goes to `profile/` in it, of the first host alone.
     """
 
-    def __init__(self, first: int | None, run_dir: pathlib.Path) -> None:
+    def __init__(self, first: int | None, run_dir: AnyPath) -> None:
         self._first = first if is_coordinator() else None
         self._folder = run_dir / PROFILE_FOLDER
+        self._mirror: Mirror | None = None
         self._on = False
 
     def __enter__(self) -> "StepProfile":
@@ -168,13 +178,19 @@ class StepProfile:
         jax.block_until_ready(state)  # of the steps before, nothing is left to run
         self._stop()
         if step == self._first:
-            jax.profiler.start_trace(str(self._folder))
+            folder = self._folder
+            if is_remote(folder):
+                self._mirror = Mirror(folder)
+                folder = self._mirror.folder
+            jax.profiler.start_trace(str(folder))
             self._on = True
 
     def _stop(self) -> None:
         if self._on:
             jax.profiler.stop_trace()
             self._on = False
+            if self._mirror is not None:
+                self._mirror.close()
             logger.info(
                 "a profile of %d steps lies in %s", PROFILED_STEPS, self._folder
             )
