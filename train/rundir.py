@@ -10,7 +10,7 @@ from ntl_jax.value_scales import ValueScale
 from train.checkpoint import has_checkpoint
 from train.config import ConfigError, TrainConfig
 from train.model import model_of_dict
-from train.storage import AnyPath, any_path, make_folder, reaching  # noqa: F401
+from train.storage import AnyPath, any_path, reaching
 from train.writer import replace_text
 
 ROOT = pathlib.Path("runs")

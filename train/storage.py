@@ -55,6 +55,17 @@ def any_path(name: str) -> AnyPath:
     return epath.Path(name)
 
 
+def local_path(name: str) -> pathlib.Path:
+    """A path of this machine.
+
+    Raises:
+        ConfigError: it is an address.
+    """
+    if "://" in name:
+        raise ConfigError(f"{name} is no folder of this machine: name one.")
+    return pathlib.Path(name)
+
+
 def _set_up_gcsfs() -> None:
     import fsspec.config
 
