@@ -1,5 +1,6 @@
 """Checkpoints with orbax: parameters, training state and config, one folder a step."""
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import orbax.checkpoint as ocp
 from train.config import ConfigError
 from train.digests import digests
 from train.hosts import check_everywhere, from_first
+from train.saving import barrier, quieten_threads, writing_checkpoint
 from train.state import Params, TrainState
 from train.storage import AnyPath, is_remote, move_folder, reaching
 
@@ -44,14 +46,18 @@ class Checkpointer:
     def __init__(self, run_dir: AnyPath, *, keep: int | None = None) -> None:
         self._run_dir = run_dir
         self._pending: int | None = None
+        if keep is not None:
+            quieten_threads()
         folder = run_dir / FOLDER
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"{folder} is a file: move it away.")
         try:
             self._manager = ocp.CheckpointManager(
-                folder.absolute(),
+                folder if is_remote(folder) else folder.absolute(),
                 options=ocp.CheckpointManagerOptions(
-                    max_to_keep=keep, cleanup_tmp_directories=keep is not None
+                    max_to_keep=keep,
+                    cleanup_tmp_directories=keep is not None,
+                    async_options=ocp.AsyncOptions(barrier_sync_fn=barrier),
                 ),
                 item_handlers={
                     "params": ocp.StandardCheckpointHandler(),
@@ -77,7 +83,18 @@ class Checkpointer:
                 raise
             logger.warning("the checkpoint that was being written is lost")
         finally:
-            self._manager.close()
+            with self._writing():
+                self._manager.close()
+
+    def check(self) -> None:
+        """Waits for nothing, but tells as soon as a step can be what a save met.
+
+        Raises:
+            ConfigError: what was saved last could not be written.
+        """
+        if self._pending is not None and not self._manager.is_saving_in_progress():
+            self.wait()
+            self._pending = None
 
     def wait(self) -> None:
         """Waits until what was saved is on disk.
@@ -116,8 +133,8 @@ class Checkpointer:
                 ),
             )
 
-    def _writing(self) -> "_Writing":
-        return _Writing(self._run_dir / FOLDER, self._pending)
+    def _writing(self) -> contextlib.AbstractContextManager[None]:
+        return writing_checkpoint(self._run_dir / FOLDER, self._pending)
 
     def newest(self, read: Callable[[int], T]) -> tuple[int, T] | None:
         """What `read` makes of the newest step that is whole; None without any step.
@@ -236,27 +253,6 @@ class Checkpointer:
             f"the checkpoint {self._manager.directory / str(step)} cannot be read "
             f"({why}): copy it anew, or delete the folder to use an older one."
         )
-
-
-class _Writing:
-    """Says of errors of the file system which checkpoint is lost, and which is not."""
-
-    def __init__(self, folder: AnyPath, step: int | None) -> None:
-        self._folder, self._step = folder, step
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
-        told = str(error)
-        failed = "Error writing" in told or "os_error_code" in told  # by tensorstore
-        if error is None or not (failed or isinstance(error, OSError)):
-            return
-        raise ConfigError(
-            f"the checkpoint of step {self._step} could not be written to "
-            f"{self._folder} ({told.splitlines()[0][:200]}). Those before it are "
-            "whole: make room, then continue with --resume."
-        ) from error
 
 
 def _of_files(error: BaseException) -> bool:

@@ -207,6 +207,7 @@ def _train(
             tokens = inputs.train.count_tokens(host_batch) * batch_size / len(rows)
             log.add(step, tokens, metrics)
             progress(f"step {step}")
+            checkpointer.check()
             stopping = stop.wanted(step)
             save = _due(step, config.checkpoint_every) or stopping
             evaluate = _due(step, config.evaluation.every) and step < config.steps
@@ -249,9 +250,7 @@ def _evaluate(
     return dataclasses.replace(state, plateau=plateau)
 
 
-def _found_out_before(
-    run_dir: AnyPath, config: TrainConfig
-) -> dict[str, Any] | None:
+def _found_out_before(run_dir: AnyPath, config: TrainConfig) -> dict[str, Any] | None:
     """Of the run to resume: its model, whose vocabulary was fitted to the mesh it had
     then, and its scale, which was fitted to its rows."""
     with reaching(run_dir):

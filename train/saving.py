@@ -1,0 +1,109 @@
+"""What goes wrong while a checkpoint is written: told once, and not waited for."""
+
+import contextlib
+import errno
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import orbax.checkpoint as ocp
+
+from train.config import ConfigError
+from train.storage import AnyPath
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_BY_TENSORSTORE = re.compile(r"([^:]*?) ?\[os_error_code='(\d+)'")
+
+
+@contextlib.contextmanager
+def writing_checkpoint(folder: AnyPath, step: int | None) -> Iterator[None]:
+    """Says of errors of the file system which checkpoint is lost, and which is not.
+
+    They come as OSError from orbax's own files, and as ValueError from tensorstore's;
+    from the save itself, from the next wait for it, or from closing.
+
+    Args:
+        folder: of all checkpoints.
+        step: the one that the body writes or waits for.
+
+    Raises:
+        ConfigError: in place of such an error.
+    """
+    try:
+        yield
+    except TimeoutError as error:  # an OSError, but of other hosts
+        raise ConfigError(
+            f"the checkpoint of step {step} is lost, as not every host wrote its part "
+            f"({error}): see the logs of the others. Those before it are whole: start "
+            "all again with --resume."
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = _reason(error)
+        if reason is None:
+            raise
+        raise ConfigError(
+            f"the checkpoint of step {step} could not be written to {folder} "
+            f"({reason}). Those before it are whole: make room, then continue with "
+            "--resume."
+        ) from error
+
+
+def _reason(error: BaseException) -> str | None:
+    """The file system's own words; None where the error is another one's."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if found := _BY_TENSORSTORE.search(str(error)):
+        return found[1].strip()
+    return str(error).splitlines()[0][:200] if "Error writing" in str(error) else None
+
+
+def barrier(*, key: str, timeout_ms: int) -> None:
+    """Waits for the other hosts, as orbax does, unless the save failed on this one.
+
+    They never come then: they wait for this one at an earlier place, all of them for
+    twenty minutes. Orbax calls this where it ends a save, while its error is raised.
+    """
+    if sys.exc_info()[0] is None:
+        ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
+
+
+class _Told(logging.Filter):
+    """Leaves out what every thread of a save says of a full disk.
+
+    It is raised where the save is waited for, and would be lost among these.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return error is None or not _no_room(error)
+
+
+def _no_room(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _NO_ROOM
+    found = _BY_TENSORSTORE.search(str(error))
+    return found is not None and int(found[2]) in _NO_ROOM
+
+
+_TOLD = _Told()
+
+
+def quieten_threads() -> None:
+    """Lets the threads of a save be quiet about a full disk; may be called again."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(_TOLD)
+    if not isinstance(sys.unraisablehook, _Hook):
+        sys.unraisablehook = _Hook(sys.unraisablehook)
+
+
+class _Hook:
+    """Leaves out tensorstore's writes that end after one that failed."""
+
+    def __init__(self, shown: Callable[[Any], Any]) -> None:
+        self._shown = shown
+
+    def __call__(self, unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            self._shown(unraisable)
