@@ -105,6 +105,10 @@ def model_dict(model: AnyConfig) -> dict[str, Any]:
     return {"class": type(model).__name__, **dataclasses.asdict(model)}
 
 
+_LATER = {"attention"}
+"""Fields that runs of earlier versions lack; they keep their defaults."""
+
+
 def model_of_dict(fields: dict[str, Any]) -> AnyConfig:
     """The inverse of `model_dict`; a dict without a class is a T5's.
 
@@ -119,7 +123,7 @@ def model_of_dict(fields: dict[str, Any]) -> AnyConfig:
             "trained by another version."
         )
     known = {field.name for field in dataclasses.fields(_CONFIGS[name])}
-    if fields.keys() != known:
+    if fields.keys() | _LATER != known:
         raise ConfigError(
             f"a run of a {name} with other fields, {sorted(fields.keys() ^ known)}: it "
             "was trained by another version."

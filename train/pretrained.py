@@ -22,7 +22,7 @@ from train.state import Params, Task, state_shardings
 
 logger = logging.getLogger("train")
 
-_OF_PRESET = (*DROPOUT_RATES, "dtype", "unroll_layers", "remat")
+_OF_PRESET = (*DROPOUT_RATES, "dtype", "unroll_layers", "remat", "attention")
 """Fields of a model that stay the preset's where a checkpoint replaces it."""
 _FREE = (
     *_OF_PRESET,

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
+from ntl_jax.models.attention_choice import Implementation, choose_implementation
 from ntl_jax.models.layers import einsum_float32
 from ntl_jax.models.relative_bias import MASKED
 
@@ -35,6 +36,7 @@ def attend(
     mask: Bool[Array, "#B #N #T #S"] | None = None,
     causal: bool = False,
     drop: Callable[[Array], Array] | None = None,
+    implementation: Implementation = "auto",
 ) -> Float[Array, "B T N H"]:
     """Attention of queries over keys and values, heads in groups where K < N.
 
@@ -51,20 +53,48 @@ def attend(
         causal: whether queries see no key after themselves, besides what the mask
             says; T is S.
         drop: dropout of the probabilities, [B, N, T, S] -> the same.
+        implementation: which program computes it, see `attention_choice`.
 
     Returns:
         [B, T, N, H] in the queries' dtype.
 
     Raises:
-        ValueError: the key heads do not divide the query heads, or `causal` with other
-            than as many queries as keys.
+        ValueError: the key heads do not divide the query heads, `causal` with other
+            than as many queries as keys, or operands or a platform that the
+            implementation does not take.
 
     >>> q, k, v = jnp.ones((3, 1, 2, 4, 8))
     >>> attend(q, k, v, scale=8**-0.5).shape
     (1, 2, 4, 8)
     """
     _check_shapes(q, k, causal)
+    chosen = choose_implementation(
+        implementation, q, k, scale=scale, bias=bias, mask=mask, drop=drop
+    )
+    if chosen == "triton":
+        return _triton(q, k, v, scale, bias, mask, causal, drop)
+    if chosen == "cudnn":
+        return _cudnn(q, k, v, scale, bias, mask, causal)
     return _attend(q, k, v, scale, bias, mask, causal, drop)
+
+
+def _triton(q, k, v, scale, bias, mask, causal, drop) -> Float[Array, "B T N H"]:
+    from ntl_jax.models.flash_attention import flash_attention
+
+    return flash_attention(
+        q, k, v, scale=scale, bias=bias, mask=mask, causal=causal, drop=drop
+    )
+
+
+def _cudnn(q, k, v, scale, bias, mask, causal) -> Float[Array, "B T N H"]:
+    if bias is not None:
+        bias = bias.astype(q.dtype)
+    if mask is not None:
+        shape = (*mask.shape[:2], q.shape[1], k.shape[1])
+        mask = jnp.broadcast_to(mask, shape)
+    return jax.nn.dot_product_attention(
+        q, k, v, bias, mask, scale=scale, is_causal=causal, implementation="cudnn"
+    )
 
 
 def _check_shapes(q, k, causal: bool) -> None:

@@ -26,6 +26,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from ntl_jax.models.attention import Visible, attend
+from ntl_jax.models.attention_choice import Implementation
 from ntl_jax.models.decoder_only import DecoderOnly, HeadTriple, RowOffset, Sizes
 from ntl_jax.models.gpt2_config import GPT2Config
 from ntl_jax.models.layers import (
@@ -53,6 +54,7 @@ class Attention(nnx.Module):
     def __init__(self, config: GPT2Config, rngs: nnx.Rngs):
         width, std = config.n_embd, config.initializer_range
         self.heads = config.n_head
+        self.implementation: Implementation = config.attention
         self.norm = LayerNorm(width, eps=config.layer_norm_epsilon)
         self.qkv = Affine(width, 3, width, std=std, rngs=rngs)
         self.o = Affine(width, width, std=_residual_std(config), rngs=rngs)
@@ -77,6 +79,7 @@ class Attention(nnx.Module):
             scale=q.shape[-1] ** -0.5,
             **visible._asdict(),
             drop=at_probabilities.at(_PROBABILITIES),
+            implementation=self.implementation,
         )
         y = self.o(mixed.reshape(*mixed.shape[:2], -1))
         return drop._replace(rate=rates.resid_pdrop)(y, _ATTENDED)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from ntl_jax.models.attention_choice import Implementation, check_implementation
 from ntl_jax.models.layers import Remat, check_remat
 from ntl_jax.models.vocabulary import PaddedVocabulary
 
@@ -34,6 +35,7 @@ class GPT2Config(PaddedVocabulary):
     dtype: str = "float32"  # of activations; parameters are always float32
     unroll_layers: bool = False  # slower to compile, at times faster to run
     remat: Remat = False  # what of each layer the backward pass computes again
+    attention: Implementation = "auto"  # the program, see `attention_choice`
 
     def __post_init__(self):
         for name in _SIZES:
@@ -48,6 +50,7 @@ class GPT2Config(PaddedVocabulary):
             raise ValueError(f"n_inner is {self.n_inner}; give None for 4 * n_embd")
         self.check_rows()
         check_remat(self.remat)
+        check_implementation(self.attention)
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype is {self.dtype!r}; choose 'float32' or 'bfloat16'")
         if self.activation_function not in ACTIVATIONS:

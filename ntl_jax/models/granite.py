@@ -30,6 +30,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32, Int, Key
 
 from ntl_jax.models.attention import Mask, Visible, attend, token_positions
+from ntl_jax.models.attention_choice import Implementation
 from ntl_jax.models.decoder_only import DecoderOnly, HeadTriple, RowOffset, Sizes
 from ntl_jax.models.granite_config import GraniteConfig
 from ntl_jax.models.granite_moe import (
@@ -77,6 +78,7 @@ class Attention(nnx.Module):
         std, bias = config.initializer_range, config.attention_bias
         self.head_dim = config.head_dim
         self.scale = config.attention_multiplier
+        self.implementation: Implementation = config.attention
         self.norm = RMSNorm(width, eps=config.rms_norm_eps)
         self.q = Projection(width, own, std=std, bias=bias, rngs=rngs)
         self.k = Projection(width, shared, std=std, bias=bias, rngs=rngs)
@@ -101,6 +103,7 @@ class Attention(nnx.Module):
             scale=self.scale,
             **visible._asdict(),
             drop=drop.at(_PROBABILITIES),
+            implementation=self.implementation,
         )
         return self.o(mixed.reshape(*mixed.shape[:2], -1))
 

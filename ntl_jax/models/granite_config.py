@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from ntl_jax.models.attention_choice import Implementation, check_implementation
 from ntl_jax.models.layers import Remat, check_remat
 from ntl_jax.models.vocabulary import PaddedVocabulary
 
@@ -62,6 +63,7 @@ class GraniteConfig(PaddedVocabulary):
     dtype: str = "float32"  # of activations; parameters are always float32
     unroll_layers: bool = False  # slower to compile, at times faster to run
     remat: Remat = False  # what of each layer the backward pass computes again
+    attention: Implementation = "auto"  # the program, see `attention_choice`
 
     def __post_init__(self):
         for name in _SIZES:
@@ -75,6 +77,7 @@ class GraniteConfig(PaddedVocabulary):
         self._check_experts()
         self.check_rows()
         check_remat(self.remat)
+        check_implementation(self.attention)
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype is {self.dtype!r}; choose 'float32' or 'bfloat16'")
         if not 0.0 <= self.attention_dropout < 1.0:

@@ -27,6 +27,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32, Int, Key
 
 from ntl_jax.models.attention import attend, visible_keys
+from ntl_jax.models.attention_choice import Implementation, check_implementation
 from ntl_jax.models.layers import (
     Affine,
     Dropout,
@@ -63,6 +64,7 @@ class NumformerConfig:
     dtype: str = "float32"  # of activations; parameters are always float32
     unroll_layers: bool = False
     remat: Remat = False
+    attention: Implementation = "auto"  # the program, see `attention_choice`
 
     def __post_init__(self):
         for name in (
@@ -88,6 +90,7 @@ class NumformerConfig:
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype is {self.dtype!r}; choose 'float32' or 'bfloat16'")
         check_remat(self.remat)
+        check_implementation(self.attention)
         if not 0.0 <= self.dropout_rate < 1.0:
             raise ValueError(f"dropout_rate is {self.dropout_rate}, outside [0, 1)")
 
@@ -98,6 +101,7 @@ class Attention(nnx.Module):
     def __init__(self, config: NumformerConfig, rngs: nnx.Rngs):
         width = config.d_model
         self.heads = config.num_heads
+        self.implementation: Implementation = config.attention
         self.norm = LayerNorm(width, eps=config.layer_norm_epsilon)
         # PyTorch's spreads: uniform up to sqrt(6 / 4D), and up to 1 / sqrt(D).
         self.qkv = Affine(width, 3, width, std=(2 * width) ** -0.5, rngs=rngs)
@@ -115,6 +119,7 @@ class Attention(nnx.Module):
             scale=shape[-1] ** -0.5,
             mask=mask,
             drop=drop.at(_PROBABILITIES),
+            implementation=self.implementation,
         )
         return x + drop(self.o(mixed.reshape(x.shape)), _ATTENDED)
 

@@ -29,6 +29,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Float32, Int, Key
 
 from ntl_jax.models.attention import Visible, attend, visible_keys
+from ntl_jax.models.attention_choice import Implementation
 from ntl_jax.models.layers import (
     Dropout,
     Embedding,
@@ -65,6 +66,7 @@ class Attention(nnx.Module):
         width, heads = config.d_model, config.num_heads
         inner, factor = heads * config.d_kv, config.initializer_factor
         self.heads = heads
+        self.implementation: Implementation = config.attention
         self.norm = RMSNorm(width, eps=config.layer_norm_epsilon, scale=factor)
         q_std = factor * (width * config.d_kv) ** -0.5
         self.q = Linear(width, inner, std=q_std, rngs=rngs)
@@ -89,6 +91,7 @@ class Attention(nnx.Module):
             bias=bias,
             **visible._asdict(),
             drop=drop.at(_PROBABILITIES),
+            implementation=self.implementation,
         )
         return drop(self.o(mixed.reshape(batch, length, -1)), _ATTENDED)
 

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Self
 
+from ntl_jax.models.attention_choice import Implementation, check_implementation
 from ntl_jax.models.layers import Remat, check_remat
 
 ACTIVATIONS = ("relu", "gelu_new", "silu")
@@ -45,6 +46,7 @@ class T5Config:
     dtype: str = "float32"  # of activations; parameters are always float32
     unroll_layers: bool = False  # slower to compile, at times faster to run
     remat: Remat = False  # what of each layer the backward pass computes again
+    attention: Implementation = "auto"  # the program, see `attention_choice`
 
     def __post_init__(self):
         for name in _SIZES:
@@ -70,6 +72,7 @@ class T5Config:
                 f"{list(ACTIVATIONS)}, or one of them after 'gated-'"
             )
         check_remat(self.remat)
+        check_implementation(self.attention)
         if not 0.0 <= self.dropout_rate < 1.0:
             raise ValueError(f"dropout_rate is {self.dropout_rate}, outside [0, 1)")
 

@@ -1,0 +1,93 @@
+"""Which program computes attention: XLA's own, cuDNN's, or the Triton kernels.
+
+"xla" runs everywhere and takes everything. "triton" are the kernels of
+`flash_attention`. "cudnn" is NVIDIA's library, through JAX: bfloat16, no dropout, heads
+of a width that 8 divides, up to 128, and it rounds the bias to bfloat16. "auto" is the
+first of `AUTO` that takes the operands, else "xla".
+"""
+
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+Implementation = Literal["auto", "xla", "cudnn", "triton"]
+
+AUTO: tuple[Implementation, ...] = ()
+"""What "auto" tries before "xla". It is empty until one is measured to be faster."""
+
+
+def check_implementation(name: str) -> None:
+    """Raises ValueError for what is no `Implementation`."""
+    if name not in get_args(Implementation):
+        raise ValueError(
+            f"attention is {name!r}; choose one of {list(get_args(Implementation))}"
+        )
+
+
+def choose_implementation(
+    implementation: Implementation, q, k, *, scale, bias=None, mask=None, drop=None
+) -> Implementation:
+    """The program that these operands go to: "xla", "cudnn" or "triton".
+
+    One query a row, as in decoding with a cache, is always XLA's: it waits for memory,
+    not for the matrix units.
+
+    Args:
+        implementation: what is asked for.
+        q: queries [B, T, N, H].
+        k: keys [B, S, K, H].
+        scale: as of `attention.attend`, and so are the others.
+
+    Raises:
+        ValueError: what is asked for does not take these operands, or does not run on
+            this platform.
+    """
+    check_implementation(implementation)
+    if implementation == "xla" or q.shape[1] == 1:
+        return "xla"
+    names = AUTO if implementation == "auto" else (implementation,)
+    for name in names:
+        problem = _unfit(name, q, k, scale, bias, mask, drop)
+        if problem is None:
+            return name
+        if implementation != "auto":
+            raise ValueError(f"attention={name!r} {problem}; or choose 'xla'")
+    return "xla"
+
+
+def _unfit(name, q, k, scale, bias, mask, drop) -> str | None:
+    """Why a program does not take these operands, in words."""
+    if jax.default_backend() != "gpu":
+        return f"runs on NVIDIA GPUs, and JAX's backend is {jax.default_backend()!r}"
+    if name == "cudnn":
+        return _unfit_for_cudnn(q, k, scale, bias, mask, drop)
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.explicit_axes or (mesh.manual_axes and not mesh.are_all_axes_manual):
+        return (
+            "takes meshes whose axes are all Auto, or all Manual inside shard_map; "
+            f"these are {dict(zip(mesh.axis_names, mesh.axis_types, strict=True))}"
+        )
+    # Kernels are imported only where they can run: Pallas takes a second to import.
+    from ntl_jax.models.flash_attention import unfit
+
+    return unfit(q, k, scale=scale, mask=mask, drop=drop)
+
+
+def _unfit_for_cudnn(q, k, scale, bias, mask, drop) -> str | None:
+    width, lengths = q.shape[3], (q.shape[1], k.shape[1])
+    odd = any(length % 2 for length in lengths)
+    if q.dtype != jnp.bfloat16 or k.dtype != jnp.bfloat16:
+        return f"takes bfloat16; q is {q.dtype}, k {k.dtype}"
+    if drop is not None and getattr(drop, "active", True):
+        return (
+            "has no dropout of probabilities, for the seed of cuDNN's would be the "
+            "same at every step; set its rate to 0"
+        )
+    if width % 8 or width > 128:
+        return f"takes heads of a width that 8 divides, up to 128; it is {width}"
+    if not isinstance(scale, (int, float)):
+        return f"takes a scale known at trace time; it is {scale}"
+    if odd and (bias is not None or mask is not None):
+        return f"takes even lengths with a bias or a mask; these are {lengths}"
+    return None
