@@ -1,4 +1,4 @@
-"""Mesh axes and partition rules: the only file that knows axis names.
+"""Mesh axes: only this file and `partition_rules` know their names.
 
 Axes: `data` (replicas), `fsdp` (shards of parameters and optimizer state that also
 share out the batch) and `tensor` (heads, feed-forward units, vocabulary).
@@ -7,13 +7,16 @@ share out the batch) and `tensor` (heads, feed-forward units, vocabulary).
 import contextlib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from ntl_jax.partition_rules import RULES
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
@@ -47,14 +50,40 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
+def mesh_of(tree: Any) -> Mesh | None:
+    """The mesh that a tree of parameters lies on; None where it lies on none of ours.
+
+    Args:
+        tree: arrays, or anything else: only arrays laid out by `param_shardings` tell.
+    """
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
+            mesh = getattr(leaf.sharding, "mesh", None)
+            return mesh if isinstance(mesh, Mesh) and _is_ours(mesh) else None
+    return None
+
+
 @contextlib.contextmanager
-def on_mesh(mesh: Mesh) -> Iterator[None]:
+def on_mesh(mesh: Mesh | None) -> Iterator[None]:
     """What is traced inside knows the mesh, so that `keep_rows` lays out arrays on it.
 
-    To be entered inside the function that `jit` compiles.
+    To be entered inside the function that `jit` compiles. None leaves what is known.
     """
+    if mesh is None:
+        yield
+        return
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         yield
+
+
+def _is_ours(mesh: Mesh | AbstractMesh) -> bool:
+    return set(AXES) <= set(mesh.axis_names)
+
+
+def _mesh_here() -> AbstractMesh | None:
+    """The mesh of `on_mesh`; None outside of it, and inside a `shard_map`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh if _is_ours(mesh) and not mesh.manual_axes else None
 
 
 def keep_rows(x: jax.Array, columns: bool = False) -> jax.Array:
@@ -73,15 +102,16 @@ def keep_rows(x: jax.Array, columns: bool = False) -> jax.Array:
         last one's columns. Without a mesh (see `on_mesh`), inside a `shard_map`, and
         where the rows or columns do not divide over the devices: `x` as it is.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if not set(AXES) <= set(mesh.axis_names) or mesh.manual_axes:
+    mesh = _mesh_here()
+    if mesh is None:
         return x
     last = "tensor" if columns else None
     if x.shape[0] % data_shards(mesh) or (last and x.shape[-1] % mesh.shape[last]):
         return x
-    between = (None,) * (x.ndim - 2)
-    spec = PartitionSpec(BATCH_AXES, *between, last)
-    return jax.lax.with_sharding_constraint(x, spec)
+    spec = [BATCH_AXES, *[None] * (x.ndim - 1)]
+    if last:
+        spec[-1] = last
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
 
 
 def keep_cut(x: jax.Array) -> jax.Array:
@@ -91,18 +121,97 @@ def keep_cut(x: jax.Array) -> jax.Array:
     group, which then trade parts for rows. Without this the partitioner sends every
     row of the whole batch to every device.
 
+    Decoding keeps all its states so: the few rows of a step are sent around, and the
+    parameters stay where they are.
+
     Args:
         x: [B, T, D], read from a table [V, D] by the ids of a batch.
 
     Returns:
         `x`, rows over `data` and width over `fsdp`; as it is where `keep_rows` says.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if not set(AXES) <= set(mesh.axis_names) or mesh.manual_axes or x.ndim != 3:
+    mesh = _mesh_here()
+    if mesh is None or x.ndim != 3:
         return x
     if x.shape[0] % mesh.shape["data"] or x.shape[-1] % mesh.shape["fsdp"]:
         return x
     return jax.lax.with_sharding_constraint(x, PartitionSpec("data", None, "fsdp"))
+
+
+def keep_heads(x: jax.Array, *, rows: int, heads: int) -> jax.Array:
+    """Pins queries, keys or values: rows as the batch, heads as the projections.
+
+    Args:
+        x: of any shape.
+        rows: the axis of rows.
+        heads: the axis of heads.
+
+    Returns:
+        `x`, cut along both axes, or along the one that divides over its devices;
+        without a mesh, `x` as it is.
+    """
+    mesh = _mesh_here()
+    if mesh is None:
+        return x
+    spec: list[Any] = [None] * x.ndim
+    if x.shape[rows] % data_shards(mesh) == 0:
+        spec[rows] = BATCH_AXES
+    if x.shape[heads] % mesh.shape["tensor"] == 0:
+        spec[heads] = "tensor"
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
+
+
+def spread_rows(x: jax.Array) -> jax.Array:
+    """Shares out rows over all devices, so that each has the whole of its rows.
+
+    Args:
+        x: [B, ...], rows of a batch; columns may be cut by `tensor`.
+
+    Returns:
+        `x`, axis 0 over all devices; as `keep_rows` pins it where rows do not divide.
+    """
+    mesh = _mesh_here()
+    if mesh is None or x.shape[0] % mesh.size:
+        return keep_rows(x)
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(AXES))
+
+
+def column_parts(x: jax.Array) -> int:
+    """Into how many parts `keep_rows(x, columns=True)` cuts the columns of `x`."""
+    mesh = _mesh_here()
+    if mesh is None or x.ndim < 2 or x.shape[0] % data_shards(mesh):
+        return 1
+    return 1 if x.shape[-1] % mesh.shape["tensor"] else mesh.shape["tensor"]
+
+
+def width_parts() -> int:
+    """Into how many parts `fsdp` cuts the width of parameters; 1 without a mesh."""
+    mesh = _mesh_here()
+    return 1 if mesh is None else mesh.shape["fsdp"]
+
+
+def row_by_row(
+    run: Callable[[jax.Array], Any], x: jax.Array, *, parts: int | None = None
+) -> Any:
+    """`run(x)`, each device with its own rows: XLA would gather them for a `top_k`.
+
+    Args:
+        run: takes an array like `x`, gives arrays with its leading axes; what comes of
+            a row, or of a row's part, depends on it alone.
+        x: [B, ...].
+        parts: the axis of a row's parts, if the `tensor` axis cuts it.
+
+    Returns:
+        `run(x)`; without a mesh and where rows do not divide, computed as it stands.
+    """
+    mesh = _mesh_here()
+    if mesh is None or x.ndim < 2 or x.shape[0] % data_shards(mesh):
+        return run(x)
+    spec: list[Any] = [BATCH_AXES, *[None] * (x.ndim - 1)]
+    if parts is not None:
+        spec[parts] = "tensor"
+    cut = PartitionSpec(*spec)
+    return jax.shard_map(run, mesh=mesh, in_specs=cut, out_specs=cut)(x)
 
 
 def data_shards(mesh: Mesh | AbstractMesh) -> int:
@@ -146,83 +255,6 @@ def split_rows(batch: Any, parts: int) -> Any:
     return jax.tree.map(split, batch)
 
 
-# Input projections are split (fsdp, tensor) and output projections (tensor, fsdp). With
-# every stack laid out alike, the partitioner has been seen to return wrong gradients
-# under an unchanged loss; tests therefore compare every gradient leaf.
-_IN = PartitionSpec(None, "fsdp", "tensor")
-_OUT = PartitionSpec(None, "tensor", "fsdp")
-_REPLICATED = PartitionSpec()
-
-Rules = Sequence[tuple[str, PartitionSpec]]
-
-T5_RULES: Rules = (
-    (r"shared/embedding", PartitionSpec("tensor", "fsdp")),  # [V, D]
-    (r"lm_head/kernel", PartitionSpec("fsdp", "tensor")),  # [D, V]
-    (r"(encoder|decoder)/relative_bias/embedding", PartitionSpec(None, "tensor")),
-    (r"(encoder|decoder)/layers/(cross_)?attention/[qkv]/kernel", _IN),
-    (r"(encoder|decoder)/layers/(cross_)?attention/o/kernel", _OUT),
-    (r"(encoder|decoder)/layers/mlp/wi(_0|_1)?/kernel", _IN),
-    (r"(encoder|decoder)/layers/mlp/wo/kernel", _OUT),
-    (r"(encoder|decoder)/layers/\w+/norm/scale", _REPLICATED),
-    (r"(encoder|decoder)/final_norm/scale", _REPLICATED),
-)
-
-T5_REGRESSION_RULES: Rules = (
-    *T5_RULES,
-    (r"head/dense/kernel", PartitionSpec("fsdp", "tensor")),  # [D, D]
-    (r"head/out/kernel", PartitionSpec("tensor", None)),  # [D, 1]
-    (r"head/(dense|out)/bias", _REPLICATED),
-)
-
-_POSITIONS = (r"positions/embedding", PartitionSpec(None, "fsdp"))  # [P, D]
-_NUMBER_HEAD: Rules = (
-    (r"number_head/wi/kernel", PartitionSpec("fsdp", "tensor")),  # [D, H]
-    (r"number_head/wo/kernel", PartitionSpec("tensor", None)),  # [H, 1]
-    (r"number_head/w[io]/bias", _REPLICATED),
-)
-XVAL_RULES: Rules = (*T5_RULES, _POSITIONS, *_NUMBER_HEAD)
-
-NUMFORMER_RULES: Rules = (
-    (r"embed/embedding", PartitionSpec("tensor", "fsdp")),  # [V, D]
-    _POSITIONS,
-    (r"layers/attention/qkv/kernel", PartitionSpec(None, "fsdp", None, "tensor")),
-    (r"layers/mlp/wi/kernel", _IN),
-    (r"layers/(attention/o|mlp/wo)/kernel", _OUT),
-    (r"layers/(attention/(qkv|o)|mlp/(wi|wo))/bias", _REPLICATED),
-    (r"layers/(attention|mlp)/norm/(scale|bias)", _REPLICATED),
-    (r"lm_head/wi/kernel", PartitionSpec("fsdp", "tensor")),  # [D, F]
-    (r"lm_head/wo/kernel", PartitionSpec("fsdp", "tensor")),  # [F, V]
-    *_NUMBER_HEAD,
-)
-
-GPT2_RULES: Rules = (
-    (r"wte/embedding", PartitionSpec("tensor", "fsdp")),  # [W, D]
-    (r"wpe/embedding", PartitionSpec(None, "fsdp")),  # [n_positions, D]
-    (r"lm_head/kernel", PartitionSpec("fsdp", "tensor")),  # [D, W]
-    # [L, D, 3, N*H]: each of q, k and v is cut by heads.
-    (r"layers/attention/qkv/kernel", PartitionSpec(None, "fsdp", None, "tensor")),
-    (r"layers/mlp/wi/kernel", _IN),
-    (r"layers/(attention/o|mlp/wo)/kernel", _OUT),
-    (r"layers/(attention/(qkv|o)|mlp/(wi|wo))/bias", _REPLICATED),
-    (r"(layers/(attention|mlp)/norm|final_norm)/(scale|bias)", _REPLICATED),
-)
-
-# Experts are cut by units, as dense layers are, and not shared out one by one: no
-# token then travels to another device, and no device waits for a popular expert.
-GRANITE_RULES: Rules = (
-    (r"embed/embedding", PartitionSpec("tensor", "fsdp")),  # [W, D]
-    (r"lm_head/kernel", PartitionSpec("fsdp", "tensor")),  # [D, W]
-    (r"layers/(attention/[qkv]|mlp/(gate|up))/kernel", _IN),
-    (r"layers/(attention/o|mlp/down)/kernel", _OUT),
-    (r"layers/(attention|mlp)/\w+/bias", _REPLICATED),
-    (r"layers/mlp/router/kernel", PartitionSpec(None, "fsdp")),  # [L, D, E]
-    # [L, E, 2, F, D] and [L, E, D, F]
-    (r"layers/mlp/gate_up", PartitionSpec(None, None, None, "tensor", "fsdp")),
-    (r"layers/mlp/down", PartitionSpec(None, None, "fsdp", "tensor")),
-    (r"(layers/(attention|mlp)/norm|final_norm)/scale", _REPLICATED),
-)
-
-
 def reduced_sharding(
     sharding: NamedSharding, shape: tuple[int, ...], reduced: tuple[int, ...]
 ) -> NamedSharding:
@@ -244,18 +276,7 @@ def reduced_sharding(
         if reduced == shape[:axis] + shape[axis + 1 :]:
             left = spec[:axis] + spec[axis + 1 :]
             return NamedSharding(sharding.mesh, PartitionSpec(*left))
-    return NamedSharding(sharding.mesh, _REPLICATED)
-
-
-_RULES: dict[str, Rules] = {
-    "GPT2Config": GPT2_RULES,
-    "GraniteConfig": GRANITE_RULES,
-    "NumformerConfig": NUMFORMER_RULES,
-    "RegressionTransformerConfig": T5_RULES,
-    "T5Config": T5_RULES,
-    "T5RegressionConfig": T5_REGRESSION_RULES,
-    "XvalConfig": XVAL_RULES,
-}
+    return NamedSharding(sharding.mesh, PartitionSpec())
 
 
 def param_shardings(config: Any, params: Any, mesh: Mesh) -> Any:
@@ -270,7 +291,7 @@ def param_shardings(config: Any, params: Any, mesh: Mesh) -> Any:
         ValueError: lists every leaf that no rule or more than one rule matches, and
             every axis that the mesh does not divide.
     """
-    rules = _RULES[type(config).__name__]
+    rules = RULES[type(config).__name__]
     problems: list[str] = []
 
     def sharding(path: jax.tree_util.KeyPath, leaf: Any) -> NamedSharding:
@@ -278,7 +299,7 @@ def param_shardings(config: Any, params: Any, mesh: Mesh) -> Any:
         specs = [spec for pattern, spec in rules if re.fullmatch(pattern, name)]
         if len(specs) != 1:
             problems.append(f"{name}: {len(specs)} rules match, not one")
-            return NamedSharding(mesh, _REPLICATED)
+            return NamedSharding(mesh, PartitionSpec())
         for size, axis in zip(leaf.shape, specs[0], strict=False):
             if axis is not None and size % mesh.shape[axis]:
                 problems.append(

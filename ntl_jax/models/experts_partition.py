@@ -16,7 +16,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Float32, Int
 
-from ntl_jax.models.experts import local_experts
+from ntl_jax.models.experts import all_experts, local_experts
+from ntl_jax.sharding import width_parts
 
 _TOKENS = "b t d, b t a, b t a"
 _KERNELS = "e c f d, e d f"
@@ -33,6 +34,9 @@ def run_experts(
 
     sum_a weights[b, t, a] * down_e (silu(gate_e x) * up_e x), e = chosen[b, t, a]
 
+    A step of decoding, on a mesh that cuts the width of parameters, runs all experts:
+    the parameters stay where they are, and the few tokens travel.
+
     The backward pass computes `gate_e x` and `up_e x` again: kept, they would take
     2 * A * F numbers a token and layer, and their places differ from mesh to mesh.
 
@@ -46,6 +50,9 @@ def run_experts(
     Returns:
         [B, T, D] in `x`'s dtype.
     """
+    if x.shape[1] == 1 and width_parts() > 1:  # a step: its tokens are sent around
+        first = (x[:, 0], weights[:, 0], chosen[:, 0])
+        return all_experts(*first, gate_up, down)[:, None]
     return _experts(x, weights, chosen, gate_up, down)
 
 

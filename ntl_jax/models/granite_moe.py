@@ -4,6 +4,7 @@ Source: behaviour as transformers' GraniteMoeForCausalLM; the routers' loss is t
 Fedus et al. 2021 (Switch Transformers), equations 4 to 6.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from ntl_jax.models.attention import Mask
 from ntl_jax.models.experts_partition import run_experts
 from ntl_jax.models.granite_config import GraniteConfig
 from ntl_jax.models.layers import Linear, RMSNorm, einsum_float32
+from ntl_jax.sharding import row_by_row
 
 
 class MixtureOfExperts(nnx.Module):
@@ -43,10 +45,14 @@ class MixtureOfExperts(nnx.Module):
         router = self.router.kernel[...].astype(x.dtype)
         scores = einsum_float32("BTD,DE->BTE", normed, router)
         # The softmax is over the chosen experts only: their weights sum to 1.
-        best, chosen = jax.lax.top_k(scores, self.visits)  # [B, T, A]
+        best, chosen = _highest(scores, self.visits)  # [B, T, A]
         weights = jax.nn.softmax(best, axis=-1)
         gate_up, down = (w[...].astype(x.dtype) for w in (self.gate_up, self.down))
         return run_experts(normed, weights, chosen, gate_up, down), scores
+
+
+def _highest(scores: Float32[Array, "B T E"], visits: int):
+    return row_by_row(partial(jax.lax.top_k, k=visits), scores)
 
 
 class RouterSums(NamedTuple):
@@ -71,7 +77,7 @@ def add_router_sums(
 ) -> RouterSums:
     """The sums with one more layer's scores in them; padding does not count."""
     experts = scores.shape[-1]
-    _, chosen = jax.lax.top_k(scores, visits)  # [B, T, A]
+    _, chosen = _highest(scores, visits)  # [B, T, A]
     visited = jnp.sum(jax.nn.one_hot(chosen, experts, dtype=jnp.float32), axis=-2)
     probabilities = jax.nn.softmax(scores, axis=-1)
     if attention_mask is None:

@@ -1,14 +1,8 @@
-"""What devices send each other in a bfloat16 step, as the partitioner leaves it.
-
-Later passes of the compiler for CPUs turn bfloat16 into float32, those for TPUs and
-GPUs do not; so the program is read before them.
-"""
+"""What devices send each other in a bfloat16 step of training."""
 
 import contextlib
 import functools
 import math
-import re
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +10,7 @@ import pytest
 
 from ntl_jax import NumberVocab
 from ntl_jax.sharding import batch_sharding
+from tests.collectives import Sent, sent_by
 from tests.train.mesh_cases import config_of, task_of
 from train import loss as loss_module
 from train.config import MeshConfig
@@ -40,21 +35,6 @@ SIZES = {
 SIZES["experts"] = SIZES["granite"]
 
 
-class Sent(NamedTuple):
-    """One array of one collective operation."""
-
-    operation: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
-_COLLECTIVE = re.compile(
-    r"= (?P<results>.*?) (?P<name>all-gather|all-reduce|reduce-scatter|all-to-all|"
-    r"collective-permute)(-start)?\("
-)
-_ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
-
-
 @functools.cache
 def task_for(family: str, mesh, *, fused_head: bool = False):
     fields = {f"model__{name}": size for name, size in SIZES[family].items()}
@@ -74,22 +54,7 @@ def sent(folder, task) -> list[Sent]:
     batch = {"input_ids": rows(LENGTH, jnp.int32), "labels": rows(LENGTH, jnp.int32)}
     batch["attention_mask"] = rows(LENGTH, bool)
     step = jax.jit(lambda params, batch: loss_and_grads(params, batch, task))
-    options: dict[str, str | bool] = {
-        "xla_dump_to": str(folder),
-        "xla_dump_hlo_pass_re": "spmd-partition.*",
-    }
-    step.lower(abstract_state(task).params, batch).compile(compiler_options=options)
-    (file,) = folder.glob("*after_spmd-partitioning*")
-    found = []
-    for line in file.read_text().splitlines():
-        match = _COLLECTIVE.search(line)
-        if match is None:
-            continue
-        for dtype, sizes in _ARRAY.findall(match["results"]):
-            shape = tuple(int(size) for size in sizes.split(",") if size)
-            found.append(Sent(match["name"], dtype, shape))
-    assert found
-    return found
+    return sent_by(step.lower(abstract_state(task).params, batch), folder)
 
 
 def is_kernel(shape) -> bool:
@@ -138,8 +103,7 @@ def test_parameters_are_gathered_layer_by_layer_in_bfloat16(tmp_path, family, me
     assert any(is_kernel(shape) for shape in summed)
     assert not stacks(found)
     assert not logits(found)
-    if family != "experts":  # whose router's scores are
-        assert not whole_batches(found)
+    assert not whole_batches(found)
 
 
 @pytest.mark.slow
