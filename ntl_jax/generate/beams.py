@@ -5,6 +5,7 @@ earlier token of a beam, for the model, which looks no further than a beam's own
 ancestors, and for the answers, which are read off at the end.
 """
 
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from jaxtyping import Array, Bool, Float32, Int32, PyTree
 from ntl_jax.generate.decoder import Decoder
 from ntl_jax.generate.ending import Ending
 from ntl_jax.generate.top_k import top_k
+from ntl_jax.sharding import row_by_row
 
 EarlyStopping = bool | Literal["never"]
 _WORST = -1e9
@@ -143,7 +145,7 @@ def _continuations(state: _State, logits, ending: Ending) -> _Candidates:
     held = ending.held_off(logits, state.count)
     best, ids = top_k(held, min(2 * beams, columns))  # [B, W, k]
     scores = (best - lse + state.scores[..., None]).reshape(batch, -1)
-    scores, places = jax.lax.top_k(scores, 2 * beams)
+    scores, places = _best(scores, 2 * beams)
     tokens = _take(ids.reshape(batch, -1), places)
     return _Candidates(scores, places // best.shape[-1], tokens)
 
@@ -155,7 +157,7 @@ def _finish(state: _State, candidates: _Candidates, stops, divisor) -> _Finished
     first = jnp.arange(2 * beams, dtype=jnp.int32)[None] < beams
     real = stops & first & ~state.closed[:, None]
     scores = jnp.where(real, candidates.scores / divisor, _WORST)
-    scores, places = jax.lax.top_k(jnp.concatenate([before.scores, scores], 1), beams)
+    scores, places = _best(jnp.concatenate([before.scores, scores], 1), beams)
 
     def merged(old, new):
         return _take(jnp.concatenate([old, new], axis=1), places)
@@ -179,7 +181,7 @@ def _go_on(candidates: _Candidates, stops):
     """Tokens, scores and parents of the best W candidates that do not end."""
     beams = stops.shape[1] // 2
     scores = candidates.scores + jnp.where(stops, jnp.float32(_WORST), 0)
-    scores, places = jax.lax.top_k(scores, beams)
+    scores, places = _best(scores, beams)
     tokens = _take(candidates.tokens, places)
     return tokens, scores, _take(candidates.parents, places)
 
@@ -194,6 +196,10 @@ def _answers(state: _State, ending: Ending):
     tokens = jnp.where(place < end, tokens, ending.pad)
     tokens = jnp.where(place == end, best.last[:, None], tokens)
     return tokens, best.scores
+
+
+def _best(scores, count: int):
+    return row_by_row(partial(jax.lax.top_k, k=count), scores)
 
 
 def _take(table, places):

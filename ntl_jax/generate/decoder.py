@@ -14,9 +14,11 @@ from ntl_jax.models import (
     XvalConfig,
     bind,
 )
+from ntl_jax.models.attention import Cache
 from ntl_jax.models.layers import einsum_float32
 from ntl_jax.models.t5 import T5
 from ntl_jax.models.t5_decoding import T5Steps
+from ntl_jax.sharding import keep_heads, keep_rows
 
 Mask = Bool[Array, "B S"] | Int[Array, "B S"]
 # Leaves that every model casts to its dtype before it uses them; not the tables, which
@@ -77,9 +79,9 @@ class Decoder:
         else:
             self._steps = None
             hidden, cache = self.model.prefill(input_ids, attention_mask, length)
-            rows = jnp.repeat(jnp.arange(len(input_ids), dtype=jnp.int32), beams)
+            first = jnp.zeros((self.batch, beams), jnp.int32)
             self.hidden = jnp.repeat(hidden, beams, axis=1)
-            self.cache = cache if beams == 1 else _take_rows(cache, rows)
+            self.cache = cache if beams == 1 else _take_beams(cache, first)
 
     def step(
         self,
@@ -98,15 +100,14 @@ class Decoder:
         """The cache after beam w of a row has become the heir of beam parents[w]."""
         if self._steps is not None:  # steps follow the ancestry instead
             return cache
-        batch = parents.shape[0]
-        first = self.beams * jnp.arange(batch, dtype=jnp.int32)[:, None]
-        return _take_rows(cache, (first + parents).reshape(-1))
+        return _take_beams(cache, parents)
 
     def logits(
         self, hidden: Float[Array, "B W D"], vocab_size: int
     ) -> Float32[Array, "B W V"]:
         """Logits; -inf in columns from `vocab_size` on, which are padding."""
         logits = einsum_float32("BWD,DV->BWV", hidden, self._head)
+        logits = keep_rows(logits, columns=True)
         if vocab_size > logits.shape[-1]:
             raise ValueError(
                 f"vocab_size is {vocab_size}, but the model has {logits.shape[-1]} "
@@ -143,10 +144,21 @@ def compute_params(params: Params, dtype: str) -> Params:
     return jax.tree_util.tree_map_with_path(cast, params)
 
 
-def _take_rows(cache, rows: Int[Array, "R"]):
+def _take_beams(cache: Cache, parents: Int[Array, "B W"]) -> Cache:
+    """A cache whose beam w of a row is what was beam parents[w] of this row."""
+
+    def taken(half):  # [B * V, ...] -> [B * W, ...], within each row
+        beams = half.reshape(len(parents), -1, *half.shape[1:])
+        index = parents.reshape(*parents.shape, *[1] * (half.ndim - 1))
+        chosen = jnp.take_along_axis(beams, index, axis=1)
+        return chosen.reshape(-1, *half.shape[1:])
+
+    def of_layers(half):
+        return keep_heads(jax.vmap(taken)(half), rows=1, heads=3)
+
     return cache._replace(
-        keys=cache.keys[:, rows],
-        values=cache.values[:, rows],
-        seen=cache.seen[rows],
-        positions=cache.positions[rows],
+        keys=of_layers(cache.keys),
+        values=of_layers(cache.values),
+        seen=taken(cache.seen),
+        positions=taken(cache.positions),
     )

@@ -1,5 +1,6 @@
 """`generate`: one door to every way of choosing tokens."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,8 +26,7 @@ from ntl_jax.generate.programs import (
 )
 from ntl_jax.models import Params
 from ntl_jax.number_vocab import NumberVocab
-
-_distributions = jax.jit(number_distributions, static_argnames=("config", "vocab"))
+from ntl_jax.sharding import mesh_of, on_mesh
 
 
 class Generation(NamedTuple):
@@ -105,7 +105,9 @@ def generate(
 
     Source: transformers 5, GenerationMixin.generate.
     """
+    mesh = mesh_of(params)
     shared: dict[str, Any] = {
+        "mesh": mesh,
         "attention_mask": attention_mask,
         "max_new_tokens": max_new_tokens,
         "min_new_tokens": min_new_tokens,
@@ -131,7 +133,13 @@ def generate(
         tokens, scores = by_likelihood(config, params, input_ids, **shared, **plain)
     thoughts = None
     if return_numbers:
-        thoughts = _distributions(
-            config, params, input_ids, tokens, vocab, attention_mask=attention_mask
-        )
+        seen = {"attention_mask": attention_mask, "mesh": mesh}
+        thoughts = _distributions(config, params, input_ids, tokens, vocab, **seen)
     return Generation(tokens, scores if return_scores else None, thoughts)
+
+
+@partial(jax.jit, static_argnames=("config", "vocab", "mesh"))
+def _distributions(config, params, input_ids, tokens, vocab, *, attention_mask, mesh):
+    given = (config, params, input_ids, tokens, vocab)
+    with on_mesh(mesh):
+        return number_distributions(*given, attention_mask=attention_mask)

@@ -22,11 +22,12 @@ from ntl_jax.generate.one_by_one import one_by_one
 from ntl_jax.generate.warpers import restrict
 from ntl_jax.models import Params
 from ntl_jax.number_vocab import NumberVocab
+from ntl_jax.sharding import mesh_of, on_mesh
 
 Number = float | Float[Array, ""]
 RowOffset = int | Int[Array, ""] | Int[Array, "B"]
 Answers = tuple[Int32[Array, "B T"], Float32[Array, "B"]]
-_STATIC = ("config", "max_new_tokens", "min_new_tokens", "vocab_size")
+_STATIC = ("config", "mesh", "max_new_tokens", "min_new_tokens", "vocab_size")
 
 
 def greedy(
@@ -80,6 +81,7 @@ def greedy(
         config,
         params,
         input_ids,
+        mesh=mesh_of(params),
         attention_mask=attention_mask,
         max_new_tokens=max_new_tokens,
         min_new_tokens=min_new_tokens,
@@ -137,6 +139,7 @@ def beam_search(
         config,
         params,
         input_ids,
+        mesh=mesh_of(params),
         attention_mask=attention_mask,
         max_new_tokens=max_new_tokens,
         min_new_tokens=min_new_tokens,
@@ -198,6 +201,7 @@ def sample(
         config,
         params,
         input_ids,
+        mesh=mesh_of(params),
         attention_mask=attention_mask,
         max_new_tokens=max_new_tokens,
         min_new_tokens=min_new_tokens,
@@ -230,6 +234,7 @@ def by_likelihood(
     params,
     input_ids,
     *,
+    mesh,
     attention_mask,
     max_new_tokens,
     min_new_tokens,
@@ -240,12 +245,13 @@ def by_likelihood(
 ) -> Answers:
     """`greedy` with scores."""
     ending = Ending.of(config, max_new_tokens, min_new_tokens, vocab_size)
-    decoder = Decoder(config, params, input_ids, attention_mask, max_new_tokens)
 
     def pick(logits, count):
         return likeliest(logits, vocab, numbers)
 
-    return one_by_one(decoder, pick, ending, scored=scored)
+    with on_mesh(mesh):
+        decoder = Decoder(config, params, input_ids, attention_mask, max_new_tokens)
+        return one_by_one(decoder, pick, ending, scored=scored)
 
 
 @partial(jax.jit, static_argnames=(*_STATIC, "num_beams", "early_stopping"))
@@ -254,6 +260,7 @@ def by_beams(
     params,
     input_ids,
     *,
+    mesh,
     attention_mask,
     max_new_tokens,
     min_new_tokens,
@@ -266,13 +273,14 @@ def by_beams(
     """`beam_search` with scores."""
     ending = Ending.of(config, max_new_tokens, min_new_tokens, vocab_size)
     source = (input_ids, attention_mask, max_new_tokens, num_beams)
-    return search(
-        Decoder(config, params, *source),
-        ending,
-        divisors=divisors,
-        favours_long=favours_long,
-        early_stopping=early_stopping,
-    )
+    with on_mesh(mesh):
+        return search(
+            Decoder(config, params, *source),
+            ending,
+            divisors=divisors,
+            favours_long=favours_long,
+            early_stopping=early_stopping,
+        )
 
 
 @partial(jax.jit, static_argnames=(*_STATIC, "top_k", "scored"))
@@ -281,6 +289,7 @@ def by_draw(
     params,
     input_ids,
     *,
+    mesh,
     attention_mask,
     max_new_tokens,
     min_new_tokens,
@@ -294,7 +303,6 @@ def by_draw(
 ) -> Answers:
     """`sample` with scores."""
     ending = Ending.of(config, max_new_tokens, min_new_tokens, vocab_size)
-    decoder = Decoder(config, params, input_ids, attention_mask, max_new_tokens)
     rows = jnp.arange(input_ids.shape[0], dtype=jnp.int32)
     rows = rows + jnp.asarray(row_offset, jnp.int32)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, rows)  # [B]
@@ -304,4 +312,6 @@ def by_draw(
         left = restrict(logits, temperature=temperature, top_k=top_k, top_p=top_p)
         return jax.vmap(jax.random.categorical)(at_place, left)
 
-    return one_by_one(decoder, pick, ending, scored=scored)
+    with on_mesh(mesh):
+        decoder = Decoder(config, params, input_ids, attention_mask, max_new_tokens)
+        return one_by_one(decoder, pick, ending, scored=scored)

@@ -1,8 +1,12 @@
 """The k largest of many columns, by way of the blocks that they are in."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
+
+from ntl_jax.sharding import column_parts, keep_rows, row_by_row
 
 _BLOCK = 64  # columns
 _WIDE = 4096  # columns from which blocks are worth it
@@ -15,7 +19,8 @@ def top_k(
 
     The k largest are in the k blocks with the largest maxima: each block ahead of
     theirs holds something that is ahead of them. So one pass finds the blocks, and what
-    is sorted is small.
+    is sorted is small. On a mesh each device looks through its own rows and columns,
+    and k candidates a device are sent around.
 
     Args:
         x: no NaN.
@@ -28,6 +33,19 @@ def top_k(
     >>> columns.tolist()
     [1, 3]
     """
+    parts = column_parts(x)
+    if parts == 1 or x.shape[-1] < parts * k:
+        return row_by_row(partial(_local_top_k, k=k), x)
+    cut = x.reshape(*x.shape[:-1], parts, -1)  # [*B, P, V / P]
+    best, places = row_by_row(partial(_local_top_k, k=k), cut, parts=-2)
+    first = cut.shape[-1] * jnp.arange(parts, dtype=jnp.int32)
+    places = places + jnp.broadcast_to(first[:, None], places.shape)  # [*B, P, k]
+    best, places = (keep_rows(y.reshape(*x.shape[:-1], -1)) for y in (best, places))
+    best, which = row_by_row(partial(_local_top_k, k=k), best)
+    return best, jnp.take_along_axis(places, which, axis=-1)
+
+
+def _local_top_k(x, k: int):
     columns = x.shape[-1]
     if columns < max(_WIDE, 2 * k * _BLOCK):
         return jax.lax.top_k(x, k)

@@ -4,6 +4,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
+from ntl_jax.generate.top_k import top_k as largest
+from ntl_jax.sharding import spread_rows
+
 
 def restrict(
     logits: Float32[Array, "*B V"],
@@ -37,13 +40,13 @@ def restrict(
     logits = logits / jnp.asarray(temperature, jnp.float32)
     ascending = None
     if top_k is not None and top_k < logits.shape[-1]:
-        best = jax.lax.top_k(logits, top_k)[0]  # [*B, k], falling
+        best = largest(logits, top_k)[0]  # [*B, k], falling
         logits = jnp.where(logits >= best[..., -1:], logits, -jnp.inf)
         ascending = jnp.flip(best, axis=-1)
     if top_p is None:
         return logits
     if ascending is None:
-        ascending = jnp.sort(logits, axis=-1)
+        ascending = jnp.sort(spread_rows(logits), axis=-1)
     below = jnp.cumsum(jax.nn.softmax(ascending, axis=-1), axis=-1)
     kept = below > 1 - jnp.asarray(top_p, jnp.float32)
     least = jnp.min(jnp.where(kept, ascending, jnp.inf), axis=-1, keepdims=True)

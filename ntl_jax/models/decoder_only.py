@@ -17,7 +17,7 @@ from ntl_jax.models.attention import (
 )
 from ntl_jax.models.layers import Dropout, Embedding, Linear, einsum_float32, run_layers
 from ntl_jax.models.relative_bias import MASKED
-from ntl_jax.sharding import keep_rows
+from ntl_jax.sharding import keep_cut, keep_heads, keep_rows
 
 NO_DROPOUT = Dropout(0.0, None)
 RowOffset = int | Int[Array, ""] | Int[Array, "B"]
@@ -222,7 +222,7 @@ class DecoderOnly(nnx.Module):
         )
         sizes = self.sizes
         shape = (sizes.layers, *input_ids.shape, sizes.key_value_heads, sizes.head_dim)
-        empty = jnp.zeros(shape, self.config.dtype)
+        empty = keep_heads(jnp.zeros(shape, self.config.dtype), rows=1, heads=3)
 
         def step(layer, index, carry):
             x, keys, values = carry
@@ -230,12 +230,13 @@ class DecoderOnly(nnx.Module):
             keys = jax.lax.dynamic_update_index_in_dim(keys, k, index, 0)
             values = jax.lax.dynamic_update_index_in_dim(values, v, index, 0)
             x = self.finish_layer(layer, x, q, k, v, visible, NO_DROPOUT)
-            return x, keys, values
+            return keep_rows(x), keys, values
 
         x, keys, values = self.run(step, (x, empty, empty))
         cache = start_cache(keys, values, attention_mask, length)
         return self.finish(x[:, -1:]), cache
 
+    @jax.named_scope("decoder_step")
     def decode_step(
         self, tokens: Int[Array, "B"], cache: Cache
     ) -> tuple[Float[Array, "B 1 D"], Cache]:
@@ -248,16 +249,17 @@ class DecoderOnly(nnx.Module):
 
         def step(layer, index, carry):
             x, keys, values = carry
-            q, k, v = self.project(layer, x, context)
+            projected = self.project(layer, x, context)
+            q, k, v = (keep_heads(half, rows=0, heads=2) for half in projected)
             place = (index, 0, cache.filled, 0, 0)
             # The cache is carried, not scanned over: it is then written in place.
             keys = jax.lax.dynamic_update_slice(keys, k[None], place)
             values = jax.lax.dynamic_update_slice(values, v[None], place)
             own = keys[index], values[index]
             x = self.finish_layer(layer, x, q, *own, visible, NO_DROPOUT)
-            return x, keys, values
+            return keep_cut(x), keys, values
 
-        x, keys, values = self.run(step, (x, cache.keys, cache.values))
+        x, keys, values = self.run(step, (keep_cut(x), cache.keys, cache.values))
         return self.finish(x), cache.advanced(keys, values)
 
     # ------------------------------------------------------------ layers, checks

@@ -16,6 +16,7 @@ from ntl_jax.models.attention import visible_keys
 from ntl_jax.models.layers import einsum_float32
 from ntl_jax.models.relative_bias import MASKED
 from ntl_jax.models.t5 import NO_DROPOUT, T5, Attention, DecoderLayer, Mask
+from ntl_jax.sharding import keep_cut, keep_heads
 
 
 class Slots(NamedTuple):
@@ -68,7 +69,8 @@ class T5Steps:
         """A cache without tokens."""
         config = self.model.config
         shape = (self.batch, config.num_heads, self.beams, self.length, config.d_kv)
-        zeros = tuple(jnp.zeros(shape, self.dtype) for _ in self._layers)
+        zeros = keep_heads(jnp.zeros(shape, self.dtype), rows=0, heads=1)
+        zeros = (zeros,) * len(self._layers)
         return Slots(zeros, zeros)
 
     @jax.named_scope("decoder_step")
@@ -98,12 +100,13 @@ class T5Steps:
             keys, values = _write(keys, k, position), _write(values, v, position)
             kept.append((keys, values))
             own = _attend(q, _flat(keys), _flat(values), bias=bias)
-            x = x + layer.attention.o(own)
+            x = keep_cut(x + layer.attention.o(own))
             attention = layer.cross_attention
             q = attention.q(attention.norm(x)).reshape(q.shape)
+            q = keep_heads(q, rows=0, heads=2)
             cross = _attend(q, *source, seen=self._seen_source)
             x = x + attention.o(cross)
-            x = layer.mlp(x, NO_DROPOUT)
+            x = keep_cut(layer.mlp(keep_cut(x), NO_DROPOUT))
         keys, values = zip(*kept, strict=True)
         return self.model.finish(x), Slots(keys, values)
 
@@ -111,6 +114,7 @@ class T5Steps:
         config = self.model.config
         both = jnp.einsum("BWD,DCE->BWCE", normed, joined.astype(normed.dtype))
         split = both.reshape(*both.shape[:3], config.num_heads, config.d_kv)
+        split = keep_heads(split, rows=0, heads=3)
         return split[:, :, 0], split[:, :, 1], split[:, :, 2]  # [B, W, N, H] each
 
     def _own_bias(self, position, ancestry) -> Float32[Array, "#B N #W WT"]:
@@ -138,7 +142,9 @@ def _joined(attention: Attention) -> Float[Array, "D 3 E"]:
 
 def _heads_first(keys, values):
     """[B, S, N, H] -> [B, N, S, H]."""
-    return jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2)
+    first = (jnp.swapaxes(half, 1, 2) for half in (keys, values))
+    keys, values = (keep_heads(half, rows=0, heads=1) for half in first)
+    return keys, values
 
 
 def _write(half, new, position):
