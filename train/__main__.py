@@ -113,8 +113,9 @@ def _run(command: str, rest: list[str]) -> int:
             with reaching(path := any_path(run_dir)):
                 say(evaluate(path, flags_))
         case "report", [folder, *paths] if paths:
-            with reaching(path := any_path(folder)):
-                say(report(named_runs(paths), path))
+            runs, path = named_runs(paths), any_path(folder)
+            with reaching(path, *runs.values()):
+                say(report(runs, path))
         case (
             (
                 "list"

@@ -64,7 +64,8 @@ def _check_folder(path: AnyPath, resume: bool) -> None:
         raise ConfigError(f"--resume: there is no run in {path}.")
     if path.exists() and not path.is_dir():
         raise ConfigError(f"--run-dir {path} is a file: name a folder.")
-    if not resume and path.exists() and any(path.iterdir()):
+    # In a bucket an empty folder may be an object, which is listed in itself.
+    if not resume and path.exists() and any(c.exists() for c in path.iterdir()):
         raise ConfigError(
             f"{path} is not empty: continue it with --resume, or name another folder "
             "with --run-dir."

@@ -98,14 +98,18 @@ def _errors() -> tuple[type[Exception], ...]:
 
 
 @contextlib.contextmanager
-def reaching(path: AnyPath) -> Iterator[None]:
+def reaching(*paths: AnyPath) -> Iterator[None]:
     """Says of a bucket that cannot be read or written what to look at.
+
+    Args:
+        paths: what the body reads and writes.
 
     Raises:
         ConfigError: the body failed for that reason. Errors of folders on this machine
             pass as they are.
     """
-    if not is_remote(path):
+    remote = [str(path) for path in paths if is_remote(path)]
+    if not remote:
         yield
         return
     try:
@@ -117,10 +121,10 @@ def reaching(path: AnyPath) -> Iterator[None]:
         if of_disk or of_value:
             raise
         raise ConfigError(
-            f"{path} cannot be used ({told.splitlines()[0][:200]}): check the network, "
-            "that the bucket exists, and that this machine's Google credentials may "
-            "list, read, write and delete in it (gcloud auth application-default "
-            "login)."
+            f"{', '.join(remote)} cannot be used ({told.splitlines()[0][:200]}): check "
+            "the network, that the bucket exists, and that this machine's Google "
+            "credentials may list, read, write and delete in it (gcloud auth "
+            "application-default login)."
         ) from error
 
 

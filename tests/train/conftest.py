@@ -7,6 +7,7 @@ import filelock
 import jax
 import pytest
 
+from tests.train.fake_bucket import FakeBucket
 from tests.train.helpers import COMPARED
 from train.compare import run_comparison
 
@@ -21,6 +22,20 @@ def standard_promotion():
 def _standard_promotion():
     with standard_promotion():
         yield
+
+
+@pytest.fixture(scope="session")
+def bucket():
+    """A bucket for this process and its children, whose clients read its address once.
+
+    Tests write to folders of their own in it.
+    """
+    pytest.importorskip("gcsfs")
+    with FakeBucket() as served, pytest.MonkeyPatch.context() as environment:
+        environment.setenv("STORAGE_EMULATOR_HOST", served.url)
+        environment.setenv("TENSORSTORE_GCS_HTTP_URL", served.url)
+        environment.setenv("NO_GCE_CHECK", "true")
+        yield served
 
 
 @pytest.fixture(scope="session")

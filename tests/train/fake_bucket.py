@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import json
 import re
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,7 +35,7 @@ class FakeBucket:
         self.uploads: dict[str, tuple[str, bytes]] = {}
         self.lock = threading.Lock()
         self.numbers = itertools.count(1)
-        self._server = ThreadingHTTPServer(("localhost", 0), _handler(self))
+        self._server = _Server(("localhost", 0), _handler(self))
         self.url = f"http://localhost:{self._server.server_port}"
 
     def __enter__(self) -> "FakeBucket":
@@ -74,6 +75,12 @@ class FakeBucket:
         }
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # a killed client's
+            super().handle_error(request, client_address)
+
+
 @dataclasses.dataclass
 class _Request:
     method: str
@@ -110,7 +117,7 @@ def _handler(bucket: FakeBucket) -> type[BaseHTTPRequestHandler]:
             except _Refusal as error:
                 (status,) = error.args
                 error = {"code": status, "message": f"HTTP {status}"}
-                answer = _Answer({"error": error}, status)
+                answer = _Answer({"error": error} if status != 304 else b"", status)
             content = answer.content
             if not isinstance(content, bytes):
                 content = json.dumps(content).encode()

@@ -1,0 +1,325 @@
+"""Run folders in a bucket, which has no appends, no renames and no folders."""
+
+import logging
+import pathlib
+import re
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.train.fake_bucket import FakeBucket
+from tests.train.helpers import TINY, changed
+from train.__main__ import main, named_runs
+from train.checkpoint import Checkpointer, has_checkpoint
+from train.config import ConfigError
+from train.progress import StepProfile
+from train.rundir import read_config, resolve_run_dir, trained_runs, write_config
+from train.state import TrainState
+from train.storage import AnyPath, Mirror, any_path, make_folder, move_folder
+from train.writer import MetricWriter, read_metrics, replace_text
+
+
+@pytest.fixture
+def folder(bucket: FakeBucket, request) -> str:
+    """The name of a folder of this test alone."""
+    name = re.sub(r"\W+", "-", request.node.name)
+    yield name
+    bucket.refuse = lambda method, name: False
+
+
+@pytest.fixture
+def run_dir(folder) -> AnyPath:
+    return any_path(f"gs://bucket/{folder}")
+
+
+def refuse(bucket: FakeBucket, method: str, pattern: str) -> None:
+    bucket.refuse = lambda m, name: m == method and re.search(pattern, name) is not None
+
+
+# ---------------------------------------------------------------- files and folders
+
+
+def test_a_folder_that_can_be_written_is_left_empty(bucket, folder, run_dir):
+    make_folder(run_dir)
+    assert bucket.names(folder) == set()
+    assert [method for method, name in bucket.changes if name.startswith(folder)] == [
+        "POST",
+        "DELETE",
+    ]
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_a_folder_without_permission(method, bucket, folder, run_dir):
+    refuse(bucket, method, folder)
+    said = rf"gs://bucket/{folder} cannot be used \(Forbidden.*credentials may list"
+    with pytest.raises(ConfigError, match=said):
+        make_folder(run_dir)
+
+
+def test_a_bucket_that_does_not_exist(bucket):
+    with pytest.raises(ConfigError, match="gs://elsewhere/run cannot be used"):
+        make_folder(any_path("gs://elsewhere/run"))
+
+
+def test_without_gcsfs(monkeypatch):
+    util = types.SimpleNamespace(find_spec=lambda name: None)
+    monkeypatch.setattr("train.storage.importlib", types.SimpleNamespace(util=util))
+    with pytest.raises(ConfigError, match=r"needs gcsfs: pip install 'ntl_jax\[gcs\]'"):
+        any_path("gs://bucket/run")
+
+
+def test_a_refused_file_leaves_the_old_one(bucket, folder, run_dir):
+    replace_text(run_dir / "config.json", "old")
+    refuse(bucket, "POST", "config.json")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        replace_text(run_dir / "config.json", "new")
+    assert bucket.objects[f"{folder}/config.json"][0] == b"old"
+
+
+@pytest.fixture
+def moved(run_dir) -> tuple[AnyPath, AnyPath]:
+    for name in ("whole", "a/x", "a/b/y"):
+        replace_text(run_dir / "from" / name, name)
+    return run_dir / "from", run_dir / "to" / "deep"
+
+
+def test_a_folder_moves_with_all_in_it(bucket, folder, moved):
+    move_folder(*moved, last_of="whole")
+    assert bucket.names(folder) == {f"to/deep/{n}" for n in ("whole", "a/x", "a/b/y")}
+    assert (moved[1] / "a" / "b" / "y").read_text() == "a/b/y"
+
+
+@pytest.mark.parametrize(
+    ("method", "pattern", "whole"),
+    [
+        ("POST", "to/deep/a/b", True),
+        ("DELETE", "whole", True),
+        ("DELETE", "/y$", False),
+    ],
+)
+def test_a_move_that_breaks_off_loses_nothing(
+    method, pattern, whole, bucket, folder, moved
+):
+    refuse(bucket, method, pattern)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        move_folder(*moved, last_of="whole")
+    names = bucket.names(folder)
+    assert ("from/whole" in names) == whole
+    copied = {name.removeprefix("to/deep/") for name in names if name.startswith("to/")}
+    kept = {name.removeprefix("from/") for name in names if name.startswith("from/")}
+    assert copied == {"whole", "a/x", "a/b/y"} or kept == {"whole", "a/x", "a/b/y"}
+
+
+# ---------------------------------------------------------------- runs
+
+
+def test_a_folder_that_holds_a_run_is_refused(run_dir):
+    config = changed(TINY, run_dir=str(run_dir))
+    with pytest.raises(ConfigError, match="--resume: there is no run in gs://bucket"):
+        resolve_run_dir(changed(config, resume=True))
+    assert resolve_run_dir(config) == run_dir
+    write_config(run_dir, config)
+    with pytest.raises(ConfigError, match="is not empty: continue it with --resume"):
+        resolve_run_dir(config)
+    assert resolve_run_dir(changed(config, resume=True)) == run_dir
+    assert read_config(run_dir)["steps"] == config.steps
+    config = changed(config, run_dir=f"{run_dir}/config.json")
+    with pytest.raises(ConfigError, match="is a file: name a folder"):
+        resolve_run_dir(config)
+
+
+def test_a_folder_made_in_the_console_is_empty(bucket, folder, run_dir):
+    bucket.put(f"{folder}/", b"")
+    assert resolve_run_dir(changed(TINY, run_dir=str(run_dir))) == run_dir
+
+
+def test_runs_are_named_by_their_last_part(bucket):
+    runs = named_runs(["gs://bucket/a/one", "gs://bucket/b/two/"])
+    assert {name: str(run) for name, run in runs.items()} == {
+        "one": "gs://bucket/a/one",
+        "two": "gs://bucket/b/two",
+    }
+    with pytest.raises(ConfigError, match="named twice"):
+        named_runs(["gs://bucket/a", "gs://bucket/a/"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["predict", "gs://elsewhere/run", "1 + 1"], "there is no run in gs://else"),
+        (["evaluate", "gs://bucket/none"], "there is no run in gs://bucket/none"),
+        (["export", "gs://bucket/none", "gs://bucket/x"], "no folder of this machine"),
+        (["report", "gs://bucket/x", "gs://bucket/none"], "has no evaluation.json"),
+        (["report", "somewhere", "s3://bucket/none"], "gs:// alone"),
+    ],
+)
+def test_commands_without_a_run(arguments, said, bucket, capsys):
+    assert main(arguments) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and said in line
+
+
+# ---------------------------------------------------------------- metrics and profiles
+
+
+def test_rows_are_copied_now_and_then_and_resumed(bucket, folder, run_dir):
+    writer = MetricWriter(run_dir)
+    for step in range(1, 201):
+        writer.write(step, "train", {"loss": 1.0 / step})
+        if step == 120:
+            writer.flush()  # as before a checkpoint
+    assert len(read_metrics(run_dir)) == 120  # what SIGKILL would leave
+    puts = [name for _, name in bucket.changes if name == f"{folder}/metrics.jsonl"]
+    assert len(puts) <= 6  # each of two requests
+    writer.close()
+    assert len(read_metrics(run_dir)) == 200
+
+    writer = MetricWriter(run_dir, start_step=100)
+    assert [row["step"] for row in read_metrics(run_dir)] == list(range(1, 101))
+    writer.write(101, "train", {"loss": 5.0})
+    writer.close()
+    assert [row["loss"] for row in read_metrics(run_dir)[-2:]] == [0.01, 5.0]
+    events = [name for name in bucket.names(folder) if "tfevents" in name]
+    assert events and all(
+        b"train/loss" in bucket.objects[f"{folder}/{name}"][0] for name in events
+    )
+
+
+def test_rows_wait_for_a_bucket_that_comes_back(bucket, folder, run_dir, caplog):
+    writer = MetricWriter(run_dir)
+    writer._mirror._due = 0.0
+    refuse(bucket, "POST", "metrics")
+    logging.getLogger("train").propagate = True
+    writer.write(1, "train", {"loss": 1.0})
+    assert "cannot be used" in caplog.text and "Trying again in 30 s" in caplog.text
+    with pytest.raises(ConfigError, match="cannot be used"):
+        writer.flush()  # no checkpoint without the rows before it
+    bucket.refuse = lambda method, name: False
+    writer.close()
+    assert [row["step"] for row in read_metrics(run_dir)] == [1]
+    assert not writer._mirror.folder.exists()
+
+
+def test_slow_copies_are_made_less_often(bucket, run_dir, monkeypatch):
+    seconds = iter([0.0, 10.0, 0.0, 0.1, 0.0, 0.0])
+    clock = types.SimpleNamespace(monotonic=lambda: next(seconds))
+    monkeypatch.setattr("train.storage.time", clock)
+    mirror = Mirror(run_dir)
+    mirror.copy()
+    assert mirror._due == 10.0 + 200.0
+    mirror.copy()
+    assert mirror._due == pytest.approx(30.1)
+    mirror.close()
+
+
+def test_a_profile(bucket, folder, run_dir):
+    with StepProfile(2, run_dir) as profile:
+        for step in range(1, 7):
+            profile.before(step, jnp.ones(2) + step)
+    (name,) = (n for n in bucket.names(folder) if n.endswith(".xplane.pb"))
+    assert name.startswith("profile/plugins/profile/")
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def state_at(step: int) -> TrainState:
+    params = {"a": jnp.full((64, 64), float(step)), "b": jnp.arange(4.0) + step}
+    return TrainState(jnp.int32(step), params, {"m": params["b"] * 2}, {})
+
+
+def abstract() -> TrainState:
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
+        state_at(0),
+    )
+
+
+def steps_in(bucket: FakeBucket, folder: str) -> set[str]:
+    inside = bucket.names(f"{folder}/checkpoints")
+    return {name.split("/")[0] for name in inside}
+
+
+@pytest.fixture
+def saved(bucket, folder, run_dir) -> AnyPath:
+    """Steps 2 and 3; step 1 was deleted in their favour."""
+    assert not has_checkpoint(run_dir)
+    with Checkpointer(run_dir, keep=2) as checkpointer:
+        for step in (1, 2, 3):
+            checkpointer.save(state_at(step), {"steps": 3})
+    assert steps_in(bucket, folder) == {"2", "3"}
+    return run_dir
+
+
+def test_checkpoints_are_kept_and_read_back(saved):
+    assert has_checkpoint(saved)
+    assert trained_runs(saved) == {saved.name: saved}
+    with Checkpointer(saved) as checkpointer:
+        step, state = checkpointer.newest(
+            lambda at: checkpointer.restore(at, abstract())
+        )
+    assert step == 3
+    jax.tree.map(np.testing.assert_array_equal, state, state_at(3))
+
+
+def test_a_step_that_was_not_finished_does_not_count(saved, bucket, folder):
+    del bucket.objects[f"{folder}/checkpoints/3/commit_success.txt"]
+    leftover = bucket.put(f"{folder}/checkpoints/3/leftover", b"of a killed run")
+    with Checkpointer(saved) as checkpointer:
+        assert checkpointer.latest_step() == 2
+    assert leftover["name"] in bucket.objects  # who reads deletes nothing
+    with Checkpointer(saved, keep=2) as checkpointer:
+        checkpointer.save(state_at(3), {"steps": 3})
+    assert leftover["name"] not in bucket.objects
+    with Checkpointer(saved) as checkpointer:
+        restored = checkpointer.restore(3, abstract())
+    jax.tree.map(np.testing.assert_array_equal, restored, state_at(3))
+    del bucket.objects[f"{folder}/checkpoints/2/commit_success.txt"]
+    del bucket.objects[f"{folder}/checkpoints/3/commit_success.txt"]
+    assert not has_checkpoint(saved)
+
+
+def damage(bucket: FakeBucket, folder: str) -> None:
+    """Flips a byte in the largest object of step 3."""
+    prefix = f"{folder}/checkpoints/3/"
+    names = [name for name in bucket.objects if name.startswith(prefix)]
+    name = max(names, key=lambda name: len(bucket.objects[name][0]))
+    content = bytearray(bucket.objects[name][0])
+    content[len(content) // 2] ^= 0x10
+    bucket.put(name, bytes(content))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_damaged_step_is_moved_out_of_the_way(saved, bucket, folder):
+    damage(bucket, folder)
+    before = bucket.names(f"{folder}/checkpoints/3")
+    with Checkpointer(saved, keep=2) as checkpointer:
+        step, state = checkpointer.newest(
+            lambda at: checkpointer.restore(at, abstract())
+        )
+        assert step == 2
+        refuse(bucket, "POST", "damaged")
+        with pytest.raises(ConfigError, match="checkpoints/3 cannot be used"):
+            checkpointer.set_aside_after(step)
+        bucket.refuse = lambda method, name: False
+        checkpointer.set_aside_after(step)
+        assert checkpointer.latest_step() == 2
+        checkpointer.save(state_at(3), {"steps": 3})
+    jax.tree.map(np.testing.assert_array_equal, state, state_at(2))
+    moved = bucket.names(f"{folder}/damaged/3")
+    assert moved == before
+    with Checkpointer(saved) as checkpointer:
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            checkpointer.restore(3, abstract()),
+            state_at(3),
+        )
+
+
+def test_local_folders_are_as_they_were(tmp_path):
+    assert any_path(str(tmp_path)) == tmp_path
+    assert isinstance(any_path("runs/x"), pathlib.Path)
