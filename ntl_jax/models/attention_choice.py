@@ -58,8 +58,8 @@ def choose_implementation(
 
 def _unfit(name, q, k, scale, bias, mask, drop) -> str | None:
     """Why a program does not take these operands, in words."""
-    if jax.default_backend() != "gpu":
-        return f"runs on NVIDIA GPUs, and JAX's backend is {jax.default_backend()!r}"
+    if _platform() != "gpu":
+        return f"runs on NVIDIA GPUs, and the program is for {_platform()!r}"
     if name == "cudnn":
         return _unfit_for_cudnn(q, k, scale, bias, mask, drop)
     mesh = jax.sharding.get_abstract_mesh()
@@ -72,6 +72,12 @@ def _unfit(name, q, k, scale, bias, mask, drop) -> str | None:
     from ntl_jax.models.flash_attention import unfit
 
     return unfit(q, k, scale=scale, mask=mask, drop=drop)
+
+
+def _platform() -> str:
+    """What the program is traced for: the mesh's devices, else JAX's default."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
 
 
 def _unfit_for_cudnn(q, k, scale, bias, mask, drop) -> str | None:

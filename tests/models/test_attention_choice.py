@@ -1,0 +1,232 @@
+"""Which program computes attention, and whole models by the kernels, interpreted."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ntl_jax.hf import gpt2, granite, t5
+from ntl_jax.models import (
+    GPT2Config,
+    GraniteConfig,
+    NumformerConfig,
+    T5Config,
+    attention,
+    attention_choice,
+    bind,
+    flash_attention,
+    init_params,
+)
+from ntl_jax.models.attention_choice import choose_implementation
+from ntl_jax.models.layers import DropoutSite
+from tests.models.flash_cases import tiles_of
+from tests.models.test_t5 import relative_errors
+
+KEY = jax.random.key(2)
+DROP = DropoutSite(0.1, KEY)
+TOLERANCE = 1e-5
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """As if there were a GPU, whose kernels are interpreted."""
+    monkeypatch.setattr(attention_choice, "_platform", lambda: "gpu")
+    kernels = partial(
+        flash_attention.flash_attention, interpret=True, tiles=tiles_of(16, 16)
+    )
+    monkeypatch.setattr(flash_attention, "flash_attention", kernels)
+
+
+def heads(dtype="bfloat16", *, length=32, width=64):
+    q = jnp.zeros((2, length, 4, width), dtype)
+    return q, q[:, :, :2]
+
+
+def test_xla_takes_everything_and_auto_is_xla_until_measured():
+    q, k = heads()
+    assert attention_choice.AUTO == ()
+    for name in ("auto", "xla"):
+        assert choose_implementation(name, q, k, scale=1.0) == "xla"
+
+
+@pytest.mark.parametrize("name", ["triton", "cudnn"])
+def test_without_a_gpu_the_others_are_refused(name):
+    message = f"'{name}' runs on NVIDIA GPUs, and the program is for 'cpu'; or choose"
+    with pytest.raises(ValueError, match=message):
+        choose_implementation(name, *heads(), scale=1.0)
+    with pytest.raises(ValueError, match=message):
+        q, k = heads()
+        attention.attend(q, k, k, scale=1.0, implementation=name)
+
+
+@pytest.mark.parametrize("name", ["triton", "cudnn"])
+def test_one_query_a_row_is_xlas(on_gpu, name):
+    q, k = heads()
+    assert choose_implementation(name, q[:, :1], k, scale=1.0) == "xla"
+    assert choose_implementation(name, q, k, scale=1.0) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "operands", "options", "error"),
+    [
+        ("cudnn", heads("float32"), {}, "takes bfloat16; q is float32"),
+        ("cudnn", heads(), {"drop": DROP}, "no dropout of probabilities"),
+        ("cudnn", heads(width=20), {}, "that 8 divides, up to 128; it is 20"),
+        ("cudnn", heads(), {"scale": jnp.ones(())}, "known at trace time"),
+        ("cudnn", heads(length=9), {"bias": 0}, r"even lengths .* \(9, 9\)"),
+        ("triton", heads(width=24), {}, "takes heads of width"),
+        ("triton", heads("float16"), {}, "takes float32 or bfloat16"),
+    ],
+    ids=str,
+)
+def test_operands_that_one_does_not_take(
+    on_gpu, monkeypatch, name, operands, options, error
+):
+    options = {"scale": 1.0} | options
+    with pytest.raises(ValueError, match=f"attention='{name}'.*{error}.*choose 'xla'"):
+        choose_implementation(name, *operands, **options)
+    monkeypatch.setattr(attention_choice, "AUTO", (name,))
+    assert choose_implementation("auto", *operands, **options) == "xla"
+
+
+def test_auto_takes_the_first_that_fits(on_gpu, monkeypatch):
+    monkeypatch.setattr(attention_choice, "AUTO", ("cudnn", "triton"))
+    quiet = DropoutSite(0.1, None)
+    for drop, want in ((None, "cudnn"), (quiet, "cudnn"), (DROP, "triton")):
+        assert choose_implementation("auto", *heads(), scale=1.0, drop=drop) == want
+    assert choose_implementation("xla", *heads(), scale=1.0) == "xla"
+
+
+def test_the_platform_is_the_meshs(monkeypatch):
+    q, k = heads()
+    card = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", None, "gpu")
+    axes = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((8,), ("data",), axes, abstract_device=card)
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert choose_implementation("triton", q, k, scale=1.0) == "triton"
+    mesh = jax.make_mesh((8,), ("data",), axes).abstract_mesh
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert choose_implementation("triton", q, k, scale=1.0) == "triton"
+    with (
+        jax.sharding.use_abstract_mesh(mesh),
+        pytest.raises(ValueError, match="the program is for 'cpu'"),
+    ):
+        choose_implementation("triton", q, k, scale=1.0)
+
+
+def test_meshes_of_explicit_axes_are_not_for_the_kernels(on_gpu):
+    q, k = heads()
+    mesh = jax.make_mesh((8,), ("data",), (jax.sharding.AxisType.Explicit,))
+    with (
+        jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
+        pytest.raises(ValueError, match="takes meshes whose axes are all Auto"),
+    ):
+        choose_implementation("triton", q, k, scale=1.0)
+
+
+def test_cudnn_is_called_as_jax_wants_it(on_gpu, monkeypatch):
+    seen = {}
+
+    def record(q, k, v, bias, mask, **options):
+        seen.update(bias=bias, mask=mask, **options)
+        return jnp.zeros_like(q)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", record)
+    q, k = heads()
+    bias, mask = jnp.zeros((1, 4, 32, 32)), jnp.ones((2, 1, 1, 32), bool)
+    options = {"bias": bias, "mask": mask, "causal": True}
+    attention.attend(q, k, k, scale=0.5, implementation="cudnn", **options)
+    assert seen["bias"].dtype == jnp.bfloat16 and seen["bias"].shape == bias.shape
+    assert seen["mask"].shape == (2, 1, 32, 32)
+    assert (seen["scale"], seen["is_causal"]) == (0.5, True)
+    assert seen["implementation"] == "cudnn"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [T5Config, GPT2Config, GraniteConfig, partial(NumformerConfig, num_id=5)],
+    ids=["t5", "gpt2", "granite", "numformer"],
+)
+def test_configs_refuse_other_names(make):
+    assert make(attention="triton").attention == "triton"
+    with pytest.raises(ValueError, match="attention is 'flash'; choose one of"):
+        make(attention="flash")
+
+
+def test_checkpoints_do_not_name_the_program():
+    for module, make in ((t5, T5Config), (gpt2, GPT2Config), (granite, GraniteConfig)):
+        assert "attention" not in module.write_config(make(attention="triton"))
+
+
+TINY_T5 = T5Config(
+    vocab_size=50,
+    d_model=32,
+    d_kv=16,
+    d_ff=48,
+    num_layers=2,
+    num_decoder_layers=2,
+    num_heads=2,
+)
+TINY_GRANITE = GraniteConfig(
+    vocab_size=50,
+    hidden_size=64,
+    intermediate_size=40,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+)
+TINY_GPT2 = GPT2Config(vocab_size=50, n_positions=64, n_embd=32, n_layer=2, n_head=2)
+TINY_NUMFORMER = NumformerConfig(
+    vocab_size=50, num_id=49, d_model=32, d_ff=48, num_layers=2, num_heads=2
+)
+MODELS = {
+    "t5": TINY_T5,
+    "granite": TINY_GRANITE,
+    "gpt2": TINY_GPT2,
+    "numformer": TINY_NUMFORMER,
+}
+
+
+def step_of(config):
+    """The loss and its gradients, with dropout; rows padded on either side."""
+    draw = np.random.default_rng(0).integers
+    ids, answers = draw(2, 49, (3, 20), np.int32), draw(2, 49, (3, 9), np.int32)
+    mask = np.ones((3, 20), bool)
+    mask[1, 12:] = False
+    mask[2, :6] = False
+    options = {"attention_mask": mask, "dropout_key": KEY}
+
+    def loss(params):
+        model = bind(config, params)
+        if isinstance(config, T5Config):
+            return jnp.mean(jnp.square(model(ids, answers, **options)))
+        if isinstance(config, NumformerConfig):
+            logits, numbers = model(ids, jnp.ones(ids.shape), **options)
+            numbers = jnp.mean(jnp.square(numbers[mask]))
+            return jnp.mean(jnp.square(logits[mask])) + numbers
+        return jnp.mean(jnp.square(model(ids, **options)[mask]))
+
+    params = init_params(config, jax.random.key(0))
+    return jax.device_get(jax.jit(jax.value_and_grad(loss))(params))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "t5",
+        "granite",
+        pytest.param("gpt2", marks=pytest.mark.slow),
+        pytest.param("numformer", marks=pytest.mark.slow),
+    ],
+)
+def test_a_step_by_the_kernels_equals_xlas(on_gpu, name):
+    want, gradients = step_of(MODELS[name])
+    config = dataclasses.replace(MODELS[name], attention="triton")
+    got, others = step_of(config)
+    assert abs(got - want) < TOLERANCE * abs(want)
+    errors = relative_errors(others, gradients)
+    assert max(errors.values()) < TOLERANCE, errors
