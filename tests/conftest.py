@@ -27,6 +27,7 @@ if not flags.FLAGS.is_parsed():
 
 # No tests, and they import torch, which may be missing.
 collect_ignore_glob = [
+    "benchmarks/torch_losses.py",
     "golden/make_*.py",
     "parity/losses_table.py",
     "parity/torch_formulas.py",

@@ -139,6 +139,7 @@ def test_a_position_without_a_finite_logit(interpreted):
         assert not gradient.any()
 
 
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
 def test_the_kernels_are_translated_for_cuda(dtype):
     batch = draw_batch(4, 5000, dtype)

@@ -124,8 +124,7 @@ def relative_errors(got, want):
     ids=["log", "value"],
 )
 def test_loss_outputs_and_gradients_equal_pytorch(kind, scale):
-    import torch
-
+    torch = pytest.importorskip("torch")
     model: Any = torch_model(kind)
     plain, params = ours(model)
     config, params = extended(plain, params, scale)

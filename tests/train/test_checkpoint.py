@@ -38,10 +38,20 @@ def task():
 
 @pytest.fixture(scope="module")
 def states(task) -> list[TrainState]:
-    """Step 0, and a step 1 of other parameters."""
+    """Step 0, and a step 1 of other parameters and moments.
+
+    Random ones, which take more room on disk than what says where they lie.
+    """
     first = init_state(task)
-    params = jax.tree.map(lambda leaf: leaf + 1, first.params)
-    return [first, TrainState(first.step + 1, params, first.opt_state, first.plateau)]
+    draw = np.random.default_rng(0)
+
+    def other(leaf: jax.Array) -> jax.Array:
+        if leaf.dtype != np.float32:
+            return leaf
+        return leaf + draw.normal(size=leaf.shape).astype(np.float32)
+
+    params, moments = jax.tree.map(other, (first.params, first.opt_state))
+    return [first, TrainState(first.step + 1, params, moments, first.plateau)]
 
 
 @pytest.fixture(scope="module")
