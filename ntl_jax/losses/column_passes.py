@@ -1,11 +1,13 @@
 """Which program passes over the columns: XLA's own, or a kernel where one is faster.
 
-On NVIDIA GPUs it is the kernels of `columns_triton`, on every other device, and for
-shapes that these do not take, the plain program of `columns`.
+On NVIDIA GPUs it is the kernels of `columns_triton`; on every other device, for shapes
+that these do not take, and in a JAX without the Triton backend of Pallas (deprecated
+from 0.12 on), it is the plain program of `columns`.
 """
 
+import importlib.util
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import NamedTuple
 
 import jax
@@ -136,7 +138,14 @@ def _choose(axis_name, plain: Callable, kernel: Callable, split: Callable, *args
     return jax.lax.platform_dependent(*args, cuda=cuda, default=plain)
 
 
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("jax.experimental.pallas.triton") is not None
+
+
 def _fits(logits: Array) -> bool:
+    if not _has_triton():
+        return False
     from ntl_jax.losses import columns_triton
 
     return columns_triton.fits(logits.shape, logits.dtype)

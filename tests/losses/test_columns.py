@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ntl_jax.losses import columns, columns_triton
+from ntl_jax.losses import column_passes, columns, columns_triton
 from ntl_jax.losses.columns import MASKED_LOGIT, ColumnCotangents
 from ntl_jax.losses.columns_partition import partitioned_read, partitioned_write
 
@@ -169,6 +169,22 @@ def test_what_the_kernels_take():
     assert not columns_triton.fits((0, 2048), jnp.float32)
     assert not columns_triton.fits((2**20, 2**11), jnp.bfloat16)
     assert not columns_triton.fits((3, 2048), jnp.float64)
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+def test_without_the_backend_gpus_run_the_plain_program(monkeypatch):
+    logits, labels = jnp.zeros((2, 4096)), jnp.zeros(2, jnp.int32)
+
+    def traced() -> str:
+        def sums(logits):
+            return column_passes.read_pass(4096, None, None, logits, labels)
+
+        return str(jax.make_jaxpr(sums)(logits))
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert "platform_index" in traced()
+    monkeypatch.setattr(column_passes, "_has_triton", lambda: False)
+    assert "platform_index" not in traced()
 
 
 COLUMNS, REAL, NUMBERS = 32, 30, np.array([1, 5, 6, 29], np.int32)
