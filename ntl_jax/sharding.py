@@ -128,14 +128,16 @@ def keep_cut(x: jax.Array) -> jax.Array:
         x: [B, T, D], read from a table [V, D] by the ids of a batch.
 
     Returns:
-        `x`, rows over `data` and width over `fsdp`; as it is where `keep_rows` says.
+        `x`, rows over `data`, if they divide, and width over `fsdp`; without a mesh,
+        and where the width does not divide, `x` as it is.
     """
     mesh = _mesh_here()
     if mesh is None or x.ndim != 3:
         return x
-    if x.shape[0] % mesh.shape["data"] or x.shape[-1] % mesh.shape["fsdp"]:
+    if x.shape[-1] % mesh.shape["fsdp"]:
         return x
-    return jax.lax.with_sharding_constraint(x, PartitionSpec("data", None, "fsdp"))
+    rows = None if x.shape[0] % mesh.shape["data"] else "data"
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(rows, None, "fsdp"))
 
 
 def keep_heads(x: jax.Array, *, rows: int, heads: int) -> jax.Array:

@@ -5,7 +5,7 @@ python -m train PRESET --help                every field of a preset
 python -m train describe PRESET [--field value ...]   its data: rows, lengths, padding
 python -m train PRESET --steps 100           train, evaluate, write runs/PRESET
 python -m train aot PRESET --topology v5e:4x4   compile it for devices not here: memory
-python -m train predict RUN "What is 1 plus 2?"
+python -m train predict RUN "What is 1 plus 2?" [--mesh.fsdp 2 ...]
 python -m train export RUN FOLDER            write a Hugging Face checkpoint
 python -m train evaluate RUN [--evaluation.beams 4 ...]   evaluate it anew
 python -m train report FOLDER RUN [RUN ...]  compare finished runs, table and figure
@@ -103,12 +103,12 @@ def _run(command: str, rest: list[str]) -> int:
             say(describe(parse_config(preset, overrides, "describe")))
         case "aot", [preset, *overrides] if not preset.startswith("-"):
             return compile_for(preset, overrides)
-        case "predict", [run_dir, question]:
+        case "predict", [run_dir, question, *flags_]:
             with reaching(path := any_path(run_dir)):
-                say(predict(path, question))
-        case "export", [run_dir, folder]:
+                say(predict(path, question, flags_))
+        case "export", [run_dir, folder, *flags_]:
             with reaching(path := any_path(run_dir)):
-                export(path, local_path(folder))
+                export(path, local_path(folder), flags_)
         case "evaluate", [run_dir, *flags_] if not run_dir.startswith("-"):
             with reaching(path := any_path(run_dir)):
                 say(evaluate(path, flags_))

@@ -2,29 +2,36 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tyro
 
 from ntl_jax import NumberVocab
-from ntl_jax.generate import greedy
+from ntl_jax.generate import greedy, number_distributions
 from ntl_jax.hf import save_checkpoint
-from ntl_jax.losses import stats_from_logits
 from ntl_jax.models import (
     AnyConfig,
     NumformerConfig,
     T5RegressionConfig,
     bind,
-    init_params,
 )
+from ntl_jax.sharding import mesh_of, on_mesh
 from ntl_jax.tokenization import Tokenizer, XvalTokenizer
 from ntl_jax.value_scales import ValueScale
-from train.checkpoint import Checkpointer
-from train.config import ConfigError
+from train.config import ConfigError, MeshConfig
 from train.data.masked import question_row
 from train.inputs import number_vocab, open_tokenizer
-from train.model import answer_logits, is_decoder_only, model_of_dict
+from train.model import is_decoder_only, model_of_dict
+from train.placing import (
+    fitting_mesh,
+    open_mesh,
+    refuse_several_hosts,
+    restored_params,
+)
 from train.regression import written
 from train.rundir import (
     CONFIG_FILE,
@@ -66,24 +73,25 @@ class TrainedModel:
         return self.tokenizer.encode(question + self.separator)[:-1]
 
 
-def load_run(run_dir: AnyPath) -> TrainedModel:
-    """Reads the newest checkpoint of a run, onto one device.
+def load_run(run_dir: AnyPath, mesh: MeshConfig | None = None) -> TrainedModel:
+    """Reads the newest checkpoint of a run, each device its shards.
+
+    Args:
+        run_dir: the run's folder.
+        mesh: of all devices that are here; None is the run's own, or what fits.
 
     Raises:
-        ConfigError: `run_dir` holds no finished checkpoint, or one that is damaged.
+        ConfigError: `run_dir` holds no finished checkpoint, or one that is damaged, or
+            the mesh does not fit.
     """
     config = read_config(run_dir)
     lacking = sorted(_NEEDED - config.keys())
     if lacking:
         raise ConfigError(f"{run_dir / CONFIG_FILE} lacks {', '.join(lacking)}.")
     model = model_of_dict(config["resolved_model"])
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    abstract = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
-        jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0)),
-    )
-    with Checkpointer(run_dir) as checkpointer:
-        params = checkpointer.newest_params(abstract)
+    if mesh is None:
+        mesh = fitting_mesh(MeshConfig(**config.get("mesh", {})), model)
+    params = restored_params(run_dir, model, open_mesh(mesh, model))
     tokenizer = open_tokenizer(
         config["resolved_tokenizer"],
         config["split_digits"],
@@ -103,12 +111,41 @@ def load_run(run_dir: AnyPath) -> TrainedModel:
     )
 
 
-def predict(path: AnyPath, question: str) -> str:
-    """Answers a question with every trained run in `path`, as a printable report."""
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """The devices for a finished run."""
+
+    mesh: MeshConfig
+    """How many devices each mesh axis takes; by default as in training, or what fits
+    the devices that are here."""
+
+
+def asked_mesh(command: str, arguments: Sequence[str]) -> MeshConfig | None:
+    """The mesh that flags ask for; None without any."""
+    refuse_several_hosts(command.split()[0])
+    if not arguments:
+        return None
+    return tyro.cli(
+        Placement,
+        default=Placement(MeshConfig()),
+        args=list(arguments),
+        prog=f"python -m train {command}",
+    ).mesh
+
+
+def predict(path: AnyPath, question: str, arguments: Sequence[str] = ()) -> str:
+    """Answers a question with every trained run in `path`, as a printable report.
+
+    Args:
+        path: a run, or a folder of runs.
+        question: one of the kind that they were trained on.
+        arguments: flags of `Placement`.
+    """
+    mesh = asked_mesh("predict RUN QUESTION", arguments)
     if not question.strip():
         raise ConfigError("the question is empty: write one in quotes.")
     return "\n\n".join(
-        f"{name}: {answer_report(load_run(run_dir), question)}"
+        f"{name}: {answer_report(load_run(run_dir, mesh), question)}"
         for name, run_dir in trained_runs(path).items()
     )
 
@@ -127,7 +164,7 @@ def answer_report(trained: TrainedModel, question: str) -> str:
         )
     ids = jnp.asarray([encoded], jnp.int32)  # [1, S]
     if isinstance(trained.model, T5RegressionConfig):
-        number = bind(trained.model, trained.params)(ids)
+        number = _output(trained, ids)
         return written(np.asarray(number), trained.scale)[0]
     if isinstance(trained.model, NumformerConfig):
         return _filled_in(trained, question)
@@ -161,9 +198,21 @@ def _filled_in(trained: TrainedModel, question: str) -> str:
     ids = np.asarray([row.ids], np.int32)
     values = trained.scale.apply(np.asarray([row.values]))
     values = np.where(ids == model.num_id, values, 1.0).astype(np.float32)
-    output = bind(model, trained.params)(jnp.asarray(ids), jnp.asarray(values))
+    output = _output(trained, jnp.asarray(ids), jnp.asarray(values))
     asked = np.asarray([row.labels]) == model.num_id
     return written(np.asarray(output.numbers)[asked], trained.scale)[0]
+
+
+def _output(trained: TrainedModel, *inputs: jax.Array) -> Any:
+    """What the model itself makes of its inputs, on the mesh that it lies on."""
+    mesh = mesh_of(trained.params)
+
+    @jax.jit
+    def run(params: Params, inputs: tuple[jax.Array, ...]) -> Any:
+        with on_mesh(mesh):
+            return bind(trained.model, params)(*inputs)
+
+    return run(trained.params, inputs)
 
 
 def number_probabilities(
@@ -177,38 +226,34 @@ def number_probabilities(
         tokens: i32 [1, T], the answer, fed back as decoder input.
 
     Returns:
-        f32 [T, K], each row summing to 1.
+        f32 [T, K], each row summing to 1 up to the end of the answer, to 0 beyond.
     """
-    labels = tokens
-    if is_decoder_only(trained.model):
-        nothing = jnp.full_like(input_ids, -100)
-        labels = jnp.concatenate([nothing, tokens], axis=1)
-        input_ids = jnp.concatenate([input_ids, tokens], axis=1)
-    batch = {
-        "input_ids": input_ids,
-        "attention_mask": jnp.ones_like(input_ids, bool),
-        "labels": labels,
-    }
-    assert not isinstance(trained.model, NumformerConfig)
-    logits, labels, _ = answer_logits(trained.model, trained.params, batch)
-    asked = np.flatnonzero(np.asarray(labels)[0] != -100)  # T of them
-    logits, labels = logits[:, asked], labels[:, asked]
-    stats = stats_from_logits(logits, labels, trained.vocab)
-    return np.asarray(jax.nn.softmax(stats.number_logits[0], axis=-1))
+    q = number_distributions(
+        trained.model, trained.params, input_ids, tokens, trained.vocab
+    )
+    return np.asarray(q[0])
 
 
-def export(path: AnyPath, folder: pathlib.Path) -> None:
+def export(path: AnyPath, folder: pathlib.Path, arguments: Sequence[str] = ()) -> None:
     """Writes a run's newest checkpoint and its tokenizer as a Hugging Face folder.
+
+    No device holds more than its shards: they meet in the host's memory.
+
+    Args:
+        path: a run.
+        folder: a new one.
+        arguments: flags of `Placement`.
 
     Raises:
         ConfigError: no run, several runs, or a folder that is not empty.
     """
+    mesh = asked_mesh("export RUN FOLDER", arguments)
     runs = trained_runs(path)
     if len(runs) > 1:
         raise ConfigError(f"{path} holds several runs, name one: {', '.join(runs)}.")
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder} is a file or is not empty: name a new folder.")
-    trained = load_run(next(iter(runs.values())))
+    trained = load_run(next(iter(runs.values())), mesh)
     if isinstance(trained.model, NumformerConfig):
         raise ConfigError(
             f"{path} is a Numformer's, for which Hugging Face has no format: use its "

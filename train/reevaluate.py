@@ -7,13 +7,16 @@ from collections.abc import Sequence
 import jax
 import tyro
 
-from ntl_jax.models import init_params
-from ntl_jax.sharding import make_mesh
-from train.checkpoint import Checkpointer
 from train.config import ConfigError, EvalConfig, MeshConfig, TrainConfig, mesh_shape
 from train.data import Row, load_splits
 from train.evaluate import Evaluator, write_predictions
 from train.inputs import number_vocab, open_tokenizer, tokenized
+from train.placing import (
+    fitting_mesh,
+    open_mesh,
+    refuse_several_hosts,
+    restored_params,
+)
 from train.report import report
 from train.rundir import (
     read_config,
@@ -21,7 +24,7 @@ from train.rundir import (
     trained_runs,
     value_scale_of,
 )
-from train.state import Task, make_task, state_shardings
+from train.state import make_task
 from train.storage import AnyPath, any_path
 
 logger = logging.getLogger("train")
@@ -34,7 +37,8 @@ class Evaluation:
     evaluation: EvalConfig
     """How to decode and to count."""
     mesh: MeshConfig
-    """How many devices each mesh axis takes."""
+    """How many devices each mesh axis takes; by default as in training, or what fits
+    the devices that are here."""
     sets: tuple[str, ...] = ()
     """The evaluation sets; by default all."""
     eval_size: int | None = None
@@ -63,12 +67,14 @@ def evaluate(path: AnyPath, arguments: Sequence[str]) -> str:
         ConfigError: no run, flags that contradict each other or the machine, a set that
             the run does not have, or a folder that is not empty.
     """
+    refuse_several_hosts("evaluate")
     runs = trained_runs(path)
     configs = {name: read_train_config(run) for name, run in runs.items()}
     first = next(iter(configs.values()))
+    mesh = fitting_mesh(first.mesh, first.model)
     asked = tyro.cli(
         Evaluation,
-        default=Evaluation(first.evaluation, first.mesh),
+        default=Evaluation(first.evaluation, mesh),
         args=list(arguments),
         prog=f"python -m train evaluate {path}",
     )
@@ -103,9 +109,12 @@ def _changed(config: TrainConfig, asked: Evaluation) -> TrainConfig:
         for name in ("eval_size", "eval_file", "raw_dir")
         if getattr(asked, name) is not None
     }
+    # How training cut its batches has no part in this: it need not fit the mesh.
+    sizes = mesh_shape(asked.mesh, jax.device_count())
+    given["batch_size"] = sizes["data"] * sizes["fsdp"]
     data = dataclasses.replace(config.data, **given)
     config = dataclasses.replace(
-        config, evaluation=asked.evaluation, mesh=asked.mesh, data=data
+        config, evaluation=asked.evaluation, mesh=asked.mesh, data=data, accumulate=1
     )
     config.validate(jax.device_count())
     return config
@@ -127,11 +136,10 @@ def _evaluate(
         name: tokenized(of_set, config, config.model, tokenizer, scale)
         for name, of_set in rows.items()
     }
-    sizes = mesh_shape(config.mesh, jax.device_count())
-    mesh = make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"])
+    mesh = open_mesh(config.mesh, config.model)
     task = make_task(config, config.model, vocab, mesh, scale)
     evaluator = Evaluator(task, tokenizer, datasets, rows)
-    results = evaluator(_restored(run_dir, task))
+    results = evaluator(restored_params(run_dir, config.model, mesh))
     folder.mkdir(parents=True, exist_ok=True)
     write_predictions(
         folder, results, rows, paper_compat=config.evaluation.paper_compat
@@ -147,18 +155,3 @@ def _rows(config: TrainConfig, sets: Sequence[str]) -> dict[str, Sequence[Row]]:
             f"its sets are {', '.join(rows) or 'none'}."
         )
     return {name: rows[name] for name in sets or rows}
-
-
-def _restored(run_dir: AnyPath, task: Task):
-    """The newest parameters of a run, laid out on the task's mesh."""
-    shardings = state_shardings(task).params
-    shapes = jax.eval_shape(lambda key: init_params(task.model, key), jax.random.key(0))
-    abstract = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=sharding
-        ),
-        shapes,
-        shardings,
-    )
-    with Checkpointer(run_dir) as checkpointer:
-        return checkpointer.newest_params(abstract)

@@ -1,9 +1,7 @@
 """`generate`: one door to every way of choosing tokens."""
 
-from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 from jaxtyping import Array, Float32, Int, Int32, Key
 
 from ntl_jax.generate.beams import EarlyStopping
@@ -26,7 +24,7 @@ from ntl_jax.generate.programs import (
 )
 from ntl_jax.models import Params
 from ntl_jax.number_vocab import NumberVocab
-from ntl_jax.sharding import mesh_of, on_mesh
+from ntl_jax.sharding import mesh_of
 
 
 class Generation(NamedTuple):
@@ -105,9 +103,8 @@ def generate(
 
     Source: transformers 5, GenerationMixin.generate.
     """
-    mesh = mesh_of(params)
     shared: dict[str, Any] = {
-        "mesh": mesh,
+        "mesh": mesh_of(params),
         "attention_mask": attention_mask,
         "max_new_tokens": max_new_tokens,
         "min_new_tokens": min_new_tokens,
@@ -133,13 +130,8 @@ def generate(
         tokens, scores = by_likelihood(config, params, input_ids, **shared, **plain)
     thoughts = None
     if return_numbers:
-        seen = {"attention_mask": attention_mask, "mesh": mesh}
-        thoughts = _distributions(config, params, input_ids, tokens, vocab, **seen)
+        assert vocab is not None
+        thoughts = number_distributions(
+            config, params, input_ids, tokens, vocab, attention_mask=attention_mask
+        )
     return Generation(tokens, scores if return_scores else None, thoughts)
-
-
-@partial(jax.jit, static_argnames=("config", "vocab", "mesh"))
-def _distributions(config, params, input_ids, tokens, vocab, *, attention_mask, mesh):
-    given = (config, params, input_ids, tokens, vocab)
-    with on_mesh(mesh):
-        return number_distributions(*given, attention_mask=attention_mask)

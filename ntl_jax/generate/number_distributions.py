@@ -1,5 +1,6 @@
 """What a model thought of the numbers while it wrote an answer."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from ntl_jax.models import Params, bind, shift_right
 from ntl_jax.models.layers import einsum_float32
 from ntl_jax.models.t5 import T5
 from ntl_jax.number_vocab import NumberVocab
+from ntl_jax.sharding import mesh_of, on_mesh
 
 
 def number_distributions(
@@ -39,6 +41,18 @@ def number_distributions(
         [B, T, K], in the order of `vocab.token_ids`; sums of 1 up to and at a row's end
         token, 0 after it.
     """
+    given = (config, params, input_ids, tokens, vocab, attention_mask)
+    return _distributions(*given, mesh=mesh_of(params))
+
+
+@partial(jax.jit, static_argnames=("config", "vocab", "mesh"))
+def _distributions(config, params, input_ids, tokens, vocab, attention_mask, *, mesh):
+    with on_mesh(mesh):
+        given = (config, params, input_ids, tokens, vocab, attention_mask)
+        return _teacher_forced(*given)
+
+
+def _teacher_forced(config, params, input_ids, tokens, vocab, attention_mask):
     model = bind(config, compute_params(params, config.dtype))
     if isinstance(model, T5):
         start, pad = config.decoder_start_token_id, config.pad_token_id
