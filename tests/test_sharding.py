@@ -7,10 +7,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ntl_jax.models import T5Config, init_params
-from ntl_jax.sharding import batch_sharding, make_mesh, param_shardings
+from ntl_jax.sharding import (
+    batch_sharding,
+    column_parts,
+    keep_cut,
+    keep_heads,
+    make_mesh,
+    mesh_of,
+    on_mesh,
+    param_shardings,
+    row_by_row,
+    spread_rows,
+    width_parts,
+)
 from tests.train.helpers import tiny_batch, tiny_task
 from train.state import init_state
 from train.step import loss_and_grads
@@ -81,3 +93,73 @@ def test_unknown_and_indivisible_leaves_are_all_named():
 def test_mesh_must_fill_the_devices():
     with pytest.raises(ValueError, match=r"3 x 1 x 1 .* needs 3 devices.*there are 8"):
         make_mesh(3)
+
+
+CUBE = (2, 2, 2)
+
+
+def specs_of(pin, *shapes, mesh=CUBE) -> list[PartitionSpec]:
+    """How arrays are laid out that go through `pin` in one program."""
+    mesh = make_mesh(*mesh)
+
+    @jax.jit
+    def pinned(arrays):
+        with on_mesh(mesh):
+            return [pin(x) for x in arrays]
+
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    arrays = [jax.device_put(jnp.zeros(shape), everywhere) for shape in shapes]
+    return [x.sharding.spec for x in pinned(arrays)]
+
+
+def test_what_pins_leave_where_sizes_do_not_divide():
+    rows = PartitionSpec(("data", "fsdp"))
+    heads = functools.partial(keep_heads, rows=0, heads=2)
+    whole, no_rows, no_heads = specs_of(heads, (4, 3, 2), (3, 3, 2), (4, 3, 5))
+    assert whole == PartitionSpec(("data", "fsdp"), None, "tensor")
+    assert no_rows == PartitionSpec(None, None, "tensor") and no_heads == rows
+    assert specs_of(keep_cut, (3, 1, 4)) == [PartitionSpec(None, None, "fsdp")]
+    spread, few = specs_of(spread_rows, (8, 5), (4, 5))
+    assert spread == PartitionSpec(("data", "fsdp", "tensor")) and few == rows
+
+
+def test_rows_and_their_parts_are_gone_through_apart():
+    mesh = make_mesh(*CUBE)
+    seen = []
+
+    def largest(x):
+        seen.append(x.shape)
+        return jax.lax.top_k(x, 1)[0]
+
+    @jax.jit
+    def run(x):
+        with on_mesh(mesh):
+            parts = column_parts(x), width_parts()
+            cut = x.reshape(4, 2, 3)
+            return parts, row_by_row(largest, x), row_by_row(largest, cut, parts=1)
+
+    x = jnp.arange(24.0).reshape(4, 6)
+    there = jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
+    parts, whole, by_part = run(there)
+    assert parts == (2, 2) and seen == [(1, 6), (1, 1, 3)]
+    np.testing.assert_array_equal(whole[:, 0], x.max(axis=1))
+    np.testing.assert_array_equal(by_part[..., 0], x.reshape(4, 2, 3).max(axis=2))
+    row_by_row(largest, x)  # no mesh is known
+    assert seen[-1] == (4, 6) and column_parts(x) == width_parts() == 1
+
+
+def test_parameters_tell_their_mesh():
+    mesh = make_mesh(*CUBE)
+    there = jax.device_put(jnp.zeros(8), batch_sharding(mesh))
+    assert mesh_of({"a": there}) == mesh
+    assert mesh_of({"a": np.zeros(8)}) is mesh_of({"a": jnp.zeros(8)}) is None
+    other = jax.make_mesh((8,), ("rows",), axis_types=(AxisType.Auto,))
+    spread = jax.device_put(jnp.zeros(8), NamedSharding(other, PartitionSpec("rows")))
+    assert mesh_of([spread]) is None
+
+    @jax.jit
+    def traced(x):
+        assert mesh_of([x]) is None
+        return x
+
+    traced(there)

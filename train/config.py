@@ -131,7 +131,8 @@ class TrainConfig:
     """Optimizer steps."""
     accumulate: int = 1
     """Parts that a step takes its batch in, one after another, to need less memory;
-    loss and gradient are those of the whole."""
+    loss and gradient are those of the whole, but for the loss that balances experts,
+    which is the mean of the parts'."""
     fused_head: bool = False
     """Make logits a few thousand tokens at a time and never keep them: less memory for
     a large vocabulary, the same losses."""

@@ -36,8 +36,11 @@ def loss_and_grads(
 
     With `--accumulate N` the batch is gone through in N parts, whose sums are divided
     by the counts of the whole: loss and gradient are those of one part, dropout masks
-    included. Where experts are routed, the loss that balances them is added; it is a
-    product of means, and that of a batch in parts is the mean of the parts'.
+    included. Where experts are routed, the loss that balances them is added, and that
+    of a batch in parts is the mean of the parts': E sum_e f_e P_e is a product of two
+    means over the batch, so the mean exceeds the whole batch's by E sum_e
+    cov(f_e, P_e) over parts of equally many tokens. Exact, each part's gradient would
+    need the visits f_e of all others: a forward pass over the whole batch beforehand.
 
     Args:
         params: the parameters.
