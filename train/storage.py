@@ -73,9 +73,10 @@ def _set_up_gcsfs() -> None:
     # moment ago may be wrong.
     for protocol in ("gs", "gcs"):
         fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
-    # It raises what it logs; and warns at each request of a bucket whose layout it
-    # may not read.
+    # It raises what it logs; and at each request it warns of a bucket whose layout it
+    # may not read, or of credentials that this machine has not, and goes on.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+    logging.getLogger("google.auth").setLevel(logging.ERROR)
 
 
 def _errors() -> tuple[type[Exception], ...]:

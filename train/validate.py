@@ -72,10 +72,6 @@ def validate(config: "TrainConfig", num_devices: int) -> None:
         config.keep_checkpoints >= 1,
         f"--keep-checkpoints is {config.keep_checkpoints}: at least one is needed.",
     )
-    _check(
-        config.profile_at is None or "://" not in (config.run_dir or ""),
-        f"--profile-at cannot write to {config.run_dir}: give a local --run-dir.",
-    )
     terms = {name: getattr(config.loss, name) for name in ("ce", *NUMBER_TERMS)}
     _check(
         any(value is not None for value in terms.values()),

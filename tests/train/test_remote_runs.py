@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -92,9 +93,12 @@ def test_two_hosts_and_one_bucket(bucket, left_alone, tmp_path):
 
 def test_a_comparison(bucket):
     run_dir = any_path("gs://bucket/runs/compared")
-    said = train(run_dir, "--cross-entropy-baseline", "--steps", "10")
+    short = ("--steps", "10", "--optimizer.warmup-steps", "1", "--profile-at", "3")
+    said = train(run_dir, "--cross-entropy-baseline", *short)
     assert "gs://bucket/runs/compared/comparison.md" in said[0]
-    assert bucket.names("runs/compared") >= {"comparison.md", "comparison.png"}
+    names = bucket.names("runs/compared")
+    assert names >= {"comparison.md", "comparison.png", "ce/evaluation.json"}
+    assert any(re.fullmatch(r"ce/profile/.*\.xplane\.pb", name) for name in names)
 
 
 def test_without_permission_or_bucket(bucket):
