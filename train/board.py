@@ -1,8 +1,11 @@
 """TensorBoard's event file, written where the run can see that it fails."""
 
+import contextlib
 import pathlib
 import socket
+import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 FLUSH_SECONDS = 120.0
@@ -23,9 +26,10 @@ class Board:
     """
 
     def __init__(self, folder: pathlib.Path, start_step: int) -> None:
-        from tensorboardX.proto import event_pb2
-        from tensorboardX.record_writer import RecordWriter
-        from tensorboardX.summary import scalar
+        with _without_torch():
+            from tensorboardX.proto import event_pb2
+            from tensorboardX.record_writer import RecordWriter
+            from tensorboardX.summary import scalar
 
         protos: Any = event_pb2  # its classes are made when it is imported
         self._event, self._scalar, self._flushed = protos.Event, scalar, 0.0
@@ -50,3 +54,16 @@ class Board:
     def close(self) -> None:
         """Writes what is left, and closes the file in any case."""
         self._records.close()
+
+
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """tensorboardX imports it where it is installed: seconds, and for nothing here."""
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]

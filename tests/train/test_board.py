@@ -2,10 +2,13 @@
 
 import pathlib
 import struct
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
+from tests.train.runs import ROOT
 from train.board import Board
 
 pytest.importorskip("tensorboardX")
@@ -54,3 +57,14 @@ def test_a_full_disk_is_an_error_where_numbers_are_added(tmp_path):
     with pytest.raises(OSError, match="No space left"):
         board.close()
     assert board._records._writer.closed
+
+
+def test_torch_is_not_imported(tmp_path):
+    code = f"""
+import pathlib, sys
+from tests.train.runs import ROOT
+from train.board import Board
+Board(pathlib.Path({str(tmp_path)!r}), start_step=0).close()
+assert "torch" not in sys.modules and "tensorboardX" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=ROOT)
