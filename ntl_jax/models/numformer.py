@@ -64,7 +64,7 @@ class NumformerConfig:
     dtype: str = "float32"  # of activations; parameters are always float32
     unroll_layers: bool = False
     remat: Remat = False
-    attention: Implementation = "auto"  # the program, see `attention_choice`
+    attention: Implementation = "auto"  # which program computes it; auto: XLA's own
 
     def __post_init__(self):
         for name in (

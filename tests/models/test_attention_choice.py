@@ -22,6 +22,7 @@ from ntl_jax.models import (
 )
 from ntl_jax.models.attention_choice import choose_implementation
 from ntl_jax.models.layers import DropoutSite
+from ntl_jax.sharding import batch_sharding, make_mesh, on_mesh, param_shardings
 from tests.models.flash_cases import tiles_of
 from tests.models.test_t5 import relative_errors
 
@@ -191,27 +192,46 @@ MODELS = {
 }
 
 
-def step_of(config):
-    """The loss and its gradients, with dropout; rows padded on either side."""
+def loss_of(config, params, batch):
+    """A loss with dropout; rows padded on either side."""
+    ids, answers, mask = batch
+    options = {"attention_mask": mask, "dropout_key": KEY}
+    model, seen = bind(config, params), jnp.where(mask, 1.0, 0.0)[..., None]
+    if isinstance(config, T5Config):
+        return jnp.mean(jnp.square(model(ids, answers, **options)))
+    if isinstance(config, NumformerConfig):
+        logits, numbers = model(ids, jnp.ones(ids.shape), **options)
+        numbers = jnp.mean(jnp.square(numbers * seen[..., 0]))
+        return jnp.mean(jnp.square(logits * seen)) + numbers
+    return jnp.mean(jnp.square(model(ids, **options) * seen))
+
+
+def batch_of(rows: int):
     draw = np.random.default_rng(0).integers
-    ids, answers = draw(2, 49, (3, 20), np.int32), draw(2, 49, (3, 9), np.int32)
-    mask = np.ones((3, 20), bool)
+    ids = draw(2, 49, (rows, 20), np.int32)
+    mask = np.ones((rows, 20), bool)
     mask[1, 12:] = False
     mask[2, :6] = False
-    options = {"attention_mask": mask, "dropout_key": KEY}
+    return ids, draw(2, 49, (rows, 9), np.int32), mask
 
-    def loss(params):
-        model = bind(config, params)
-        if isinstance(config, T5Config):
-            return jnp.mean(jnp.square(model(ids, answers, **options)))
-        if isinstance(config, NumformerConfig):
-            logits, numbers = model(ids, jnp.ones(ids.shape), **options)
-            numbers = jnp.mean(jnp.square(numbers[mask]))
-            return jnp.mean(jnp.square(logits[mask])) + numbers
-        return jnp.mean(jnp.square(model(ids, **options)[mask]))
 
-    params = init_params(config, jax.random.key(0))
-    return jax.device_get(jax.jit(jax.value_and_grad(loss))(params))
+def step_of(config, mesh=None):
+    """The loss and its gradients, of rows on one device or over a mesh's."""
+    params, batch = init_params(config, jax.random.key(0)), batch_of(4)
+    step = jax.value_and_grad(partial(loss_of, config))
+    if mesh is None:
+        return jax.device_get(jax.jit(step)(params, batch))
+    shardings = param_shardings(config, params, mesh)
+
+    def split(params, batch):
+        with on_mesh(mesh):
+            return step(params, batch)
+
+    placed = (
+        jax.device_put(params, shardings),
+        jax.device_put(batch, batch_sharding(mesh)),
+    )
+    return jax.device_get(jax.jit(split, out_shardings=(None, shardings))(*placed))
 
 
 @pytest.mark.parametrize(
@@ -227,6 +247,18 @@ def test_a_step_by_the_kernels_equals_xlas(on_gpu, name):
     want, gradients = step_of(MODELS[name])
     config = dataclasses.replace(MODELS[name], attention="triton")
     got, others = step_of(config)
+    assert abs(got - want) < TOLERANCE * abs(want)
+    errors = relative_errors(others, gradients)
+    assert max(errors.values()) < TOLERANCE, errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", [False, True, "matmuls"])
+@pytest.mark.parametrize("name", ["t5", "granite"])
+def test_on_a_mesh_the_kernels_equal_xlas_on_one_device(on_gpu, name, remat):
+    want, gradients = step_of(MODELS[name])
+    config = dataclasses.replace(MODELS[name], attention="triton", remat=remat)
+    got, others = step_of(config, make_mesh(2, 2, 2))
     assert abs(got - want) < TOLERANCE * abs(want)
     errors = relative_errors(others, gradients)
     assert max(errors.values()) < TOLERANCE, errors
