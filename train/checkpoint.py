@@ -14,7 +14,13 @@ from train.digests import digests
 from train.hosts import check_everywhere, from_first
 from train.saving import barrier, quieten_threads, writing_checkpoint
 from train.state import Params, TrainState
-from train.storage import AnyPath, is_remote, move_folder, reaching
+from train.storage import (
+    AnyPath,
+    is_remote,
+    move_folder,
+    raise_out_of_reach,
+    reaching,
+)
 
 FOLDER = "checkpoints"
 DAMAGED_FOLDER = "damaged"
@@ -68,7 +74,7 @@ class Checkpointer:
             )
         except OSError as error:
             raise ConfigError(
-                f"{folder} cannot be used ({error.strerror}): make it a "
+                f"{folder} cannot be used ({error.strerror or error}): make it a "
                 "folder that this user can read and write."
             ) from error
 
@@ -238,6 +244,7 @@ class Checkpointer:
         except Exception as error:
             if not _of_files(error):
                 raise
+            raise_out_of_reach(self._run_dir, error)
             why = str(error).split("\n")[0][:200]
         check_everywhere(not why, self._damaged(step, why), DamagedError)
         assert restored is not None

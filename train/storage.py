@@ -9,6 +9,7 @@ import importlib.util
 import logging
 import os
 import pathlib
+import re
 import tempfile
 import time
 from collections.abc import Iterator
@@ -88,7 +89,6 @@ def _errors() -> tuple[type[Exception], ...]:
 
     return (
         OSError,
-        ValueError,  # of a request that is refused as malformed
         aiohttp.ClientError,
         gcsfs.retry.ChecksumError,
         gcsfs.retry.HttpError,
@@ -115,30 +115,66 @@ def reaching(*paths: AnyPath) -> Iterator[None]:
         return
     try:
         yield
-    except _errors() as error:
-        told = str(error).strip() or type(error).__name__
-        of_disk = isinstance(error, OSError) and error.filename is not None
-        of_value = isinstance(error, ValueError) and "Bad Request" not in told
-        if of_disk or of_value:
-            raise
-        raise ConfigError(
-            f"{', '.join(remote)} cannot be used ({told.splitlines()[0][:200]}): check "
-            "the network, that the bucket exists, and that this machine's Google "
-            "credentials may list, read, write and delete in it (gcloud auth "
-            "application-default login)."
-        ) from error
+    except (*_errors(), ValueError) as error:
+        lacking = isinstance(error, FileNotFoundError) and error.filename is None
+        if lacking or out_of_reach(error):
+            raise _cannot_be_used(", ".join(remote), error) from error
+        raise
+
+
+def _cannot_be_used(where: str, error: Exception) -> ConfigError:
+    told = str(error).strip() or type(error).__name__
+    return ConfigError(
+        f"{where} cannot be used ({told.splitlines()[0][:200]}): check the network, "
+        "that the bucket exists, and that this machine's Google credentials may list, "
+        "read, write and delete in it (gcloud auth application-default login)."
+    )
+
+
+_OUT_OF_REACH = re.compile(
+    r"Bad Request|(PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|DEADLINE_EXCEEDED|"
+    r"RESOURCE_EXHAUSTED|ABORTED|CANCELLED|UNKNOWN):"
+)
+"""How gcsfs says that it was refused, and how TensorStore begins to."""
+
+
+def out_of_reach(error: Exception) -> bool:
+    """Whether a bucket could not be used, which says nothing of what lies in it.
+
+    Args:
+        error: of gcsfs, orbax or TensorStore, on a path in a bucket.
+    """
+    if isinstance(error, FileNotFoundError):
+        return False
+    if isinstance(error, OSError) and error.filename is not None:  # of a disk
+        return False
+    if isinstance(error, ConfigError):
+        return False
+    if isinstance(error, ValueError) or type(error) is Exception:
+        return _OUT_OF_REACH.match(str(error)) is not None
+    return isinstance(error, _errors())
+
+
+def raise_out_of_reach(path: AnyPath, error: Exception) -> None:
+    """Raises ConfigError where an error means that a bucket could not be used."""
+    if is_remote(path) and out_of_reach(error):
+        raise _cannot_be_used(str(path), error) from error
 
 
 def make_folder(path: AnyPath) -> None:
     """Makes a folder that can be written to, with those above it.
 
-    In a bucket, where nothing is made, it writes and deletes an object.
+    In a bucket, where nothing is made, it writes and deletes an object, and asks what
+    orbax will ask of the bucket before it deletes a checkpoint.
 
     Raises:
         ConfigError: it cannot be made, or nothing can be written in it.
     """
     if is_remote(path):
+        from google.cloud import storage
+
         with reaching(path):
+            storage.Client().get_bucket(path.parts[2])
             probe = path / "probe"
             probe.write_text("whether this run may write here")
             probe.unlink()

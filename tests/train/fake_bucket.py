@@ -149,6 +149,7 @@ def _served(bucket: FakeBucket, asked: _Request) -> _Answer:
     if path["bucket"] != BUCKET:
         raise _Refusal(404)
     if not path["all"]:
+        _check(bucket, asked.method, "", {})
         return _Answer({"kind": "storage#bucket", "id": BUCKET, "name": BUCKET})
     if path[1] == "/upload":
         return _uploaded(bucket, asked)

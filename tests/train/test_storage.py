@@ -13,7 +13,7 @@ import pytest
 from tests.train.fake_bucket import FakeBucket
 from tests.train.helpers import TINY, changed
 from train.__main__ import main, named_runs
-from train.checkpoint import Checkpointer, has_checkpoint
+from train.checkpoint import Checkpointer, DamagedError, has_checkpoint
 from train.config import ConfigError
 from train.progress import StepProfile
 from train.rundir import read_config, resolve_run_dir, trained_runs, write_config
@@ -51,16 +51,16 @@ def test_a_folder_that_can_be_written_is_left_empty(bucket, folder, run_dir):
     ]
 
 
-@pytest.mark.parametrize("method", ["POST", "DELETE"])
+@pytest.mark.parametrize("method", ["POST", "DELETE", "GET"])
 def test_a_folder_without_permission(method, bucket, folder, run_dir):
-    refuse(bucket, method, folder)
-    said = rf"gs://bucket/{folder} cannot be used \(Forbidden.*credentials may list"
+    refuse(bucket, method, "^$" if method == "GET" else folder)
+    said = r"gs://bucket/\S+ cannot be used \((Forbidden|403 GET).*credentials may list"
     with pytest.raises(ConfigError, match=said):
         make_folder(run_dir)
 
 
 def test_a_bucket_that_does_not_exist(bucket):
-    with pytest.raises(ConfigError, match="gs://elsewhere/run cannot be used"):
+    with pytest.raises(ConfigError, match=r"gs://elsewhere/run cannot be used \(404"):
         make_folder(any_path("gs://elsewhere/run"))
 
 
@@ -244,14 +244,22 @@ def steps_in(bucket: FakeBucket, folder: str) -> set[str]:
     return {name.split("/")[0] for name in inside}
 
 
-@pytest.fixture
-def saved(bucket, folder, run_dir) -> AnyPath:
-    """Steps 2 and 3; step 1 was deleted in their favour."""
+@pytest.fixture(scope="module")
+def original(bucket) -> str:
+    """The folder of steps 2 and 3; step 1 was deleted in their favour."""
+    run_dir = any_path("gs://bucket/original")
     assert not has_checkpoint(run_dir)
     with Checkpointer(run_dir, keep=2) as checkpointer:
         for step in (1, 2, 3):
             checkpointer.save(state_at(step), {"steps": 3})
-    assert steps_in(bucket, folder) == {"2", "3"}
+    assert steps_in(bucket, "original") == {"2", "3"}
+    return "original"
+
+
+@pytest.fixture
+def saved(original, bucket, folder, run_dir) -> AnyPath:
+    for name in bucket.names(original):
+        bucket.put(f"{folder}/{name}", bucket.objects[f"{original}/{name}"][0])
     return run_dir
 
 
@@ -318,6 +326,20 @@ def test_a_damaged_step_is_moved_out_of_the_way(saved, bucket, folder):
             checkpointer.restore(3, abstract()),
             state_at(3),
         )
+
+
+@pytest.mark.parametrize("what", ["/d/", "_METADATA", "checksums", "manifest"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_cannot_be_read_is_not_taken_for_damaged(what, saved, bucket, folder):
+    before = dict(bucket.objects)
+    refuse(bucket, "GET", f"/3/.*{what}")
+    with (
+        Checkpointer(saved) as checkpointer,
+        pytest.raises(ConfigError, match="cannot be used") as refused,
+    ):
+        checkpointer.newest(lambda at: checkpointer.restore(at, abstract()))
+    assert not isinstance(refused.value, DamagedError)
+    assert bucket.objects == before
 
 
 def test_local_folders_are_as_they_were(tmp_path):
