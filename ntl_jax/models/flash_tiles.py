@@ -83,10 +83,12 @@ def default_tiles(width: int, itemsize: int) -> Tiles:
         width: H.
         itemsize: bytes of one number of q, k and v.
     """
-    wide = width * itemsize > 256
-    small = Tile(32, 32) if wide else Tile(64, 64)
-    forward = Tile(64, 32) if wide else Tile(128, 64, 4 if width <= 64 else 8)
-    return Tiles(forward, small, small, small)
+    warps = 4 if width <= 64 else 8  # with fewer, registers spill into memory
+    if width * itemsize > 256:
+        small = Tile(32, 32)
+        return Tiles(Tile(64, 32), small, small, small)
+    small = Tile(64, 64)
+    return Tiles(Tile(128, 64, warps), small, small._replace(warps=warps), small)
 
 
 class Span(NamedTuple):
