@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 from train.config import ConfigError
 from train.storage import AnyPath
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BY_TENSORSTORE = re.compile(r"([^:]*?) ?\[os_error_code='(\d+)'")
 
 

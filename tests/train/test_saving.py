@@ -1,0 +1,148 @@
+"""Saves that fail: said once, with the step that is lost, and earlier ones served."""
+
+import contextlib
+import errno
+import gc
+import logging
+import pathlib
+import resource
+import sys
+import types
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from tests.train.helpers import SHALLOW, tiny_task
+from train.checkpoint import Checkpointer
+from train.config import ConfigError
+from train.rundir import config_dict
+from train.saving import barrier, quieten_threads, writing_checkpoint
+from train.state import TrainState, init_state
+
+CONFIG = config_dict(SHALLOW)
+FOLDER = pathlib.Path("/a")
+NO_ROOM = OSError(errno.ENOSPC, "No space left on device")
+BY_TENSORSTORE = ValueError(
+    'RESOURCE_EXHAUSTED: Error writing "params/0" in OCDBT database: Failed writing: '
+    '"/runs/a/d/1": Failed to write 679 bytes to file 8: No space left on device '
+    "[os_error_code='28']"
+)
+
+# Orbax drops the writes that were under way when the first one failed, and Python warns
+# of them when they are collected.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@contextlib.contextmanager
+def small_files(most: int):
+    """No file may grow beyond so many bytes: a quota to threads that write."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture(scope="module")
+def states() -> list[TrainState]:
+    """Steps 0 and 1, of random numbers, which no compression makes small."""
+    first = init_state(tiny_task(SHALLOW))
+    draw = np.random.default_rng(0)
+
+    def other(leaf: jax.Array) -> jax.Array:
+        if leaf.dtype != np.float32:
+            return leaf
+        return leaf + draw.normal(size=leaf.shape).astype(np.float32)
+
+    params, moments = jax.tree.map(other, (first.params, first.opt_state))
+    return [first, TrainState(first.step + 1, params, moments, first.plateau)]
+
+
+def check_until(checkpointer: Checkpointer) -> None:
+    """What a loop does: a step, a look, and so on."""
+    while checkpointer._pending is not None:
+        checkpointer.check()
+
+
+@pytest.mark.parametrize("told_by", [check_until, Checkpointer.wait, None])
+def test_a_save_that_fails_leaves_those_before_it(told_by, states, tmp_path):
+    said = r"step 1 could not be written to .*\(File too large\)\. Those before.*resume"
+    with Checkpointer(tmp_path, keep=3) as checkpointer:
+        checkpointer.save(states[0], CONFIG)
+    with (
+        pytest.raises(ConfigError, match=said),
+        small_files(4096),
+        Checkpointer(tmp_path, keep=3) as checkpointer,
+    ):
+        checkpointer.save(states[1], CONFIG)
+        if told_by is not None:
+            told_by(checkpointer)
+    with Checkpointer(tmp_path) as checkpointer:
+        assert checkpointer.latest_step() == 0
+        restored = checkpointer.restore(0, jax.eval_shape(lambda: states[0]))
+    jax.tree.map(np.testing.assert_array_equal, restored.params, states[0].params)
+    gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (NO_ROOM, r"step 7 could not be .* /a \(No space left on device\)\. Those"),
+        (BY_TENSORSTORE, r"step 7 could not be .* /a \(No space left on device\)"),
+        (ValueError("Error writing to gs://a: 403"), r"\(Error writing to gs://a: 403"),
+        (TimeoutError("no barrier"), r"step 7 is lost, as not every host .*no barrier"),
+    ],
+)
+def test_errors_of_files_are_told_by_step(error, said, tmp_path):
+    with pytest.raises(ConfigError, match=said), writing_checkpoint(FOLDER, 7):
+        raise error
+
+
+@pytest.mark.parametrize("error", [ValueError("no such leaf"), KeyError("a")])
+def test_other_errors_are_left_alone(error):
+    with pytest.raises(type(error)) as caught, writing_checkpoint(FOLDER, 7):
+        raise error
+    assert caught.value is error
+
+
+def test_a_host_whose_save_failed_waits_for_no_other(monkeypatch):
+    waited = []
+    others = types.SimpleNamespace(
+        get_barrier_sync_fn=lambda: lambda **asked: waited.append(asked)
+    )
+    monkeypatch.setattr(ocp, "multihost", others)
+    with pytest.raises(OSError, match="No space"):
+        try:
+            raise NO_ROOM
+        finally:
+            barrier(key="end", timeout_ms=5)
+    assert not waited
+    barrier(key="end", timeout_ms=5)
+    assert waited == [{"key": "end", "timeout_ms": 5}]
+
+
+@pytest.mark.parametrize("name", ["absl", "asyncio"])
+def test_threads_say_nothing_of_a_full_disk_and_all_else(name, caplog):
+    quieten_threads()
+    logger = logging.getLogger(name)
+    for error in (NO_ROOM, BY_TENSORSTORE, OSError(errno.EIO, "broken disk")):
+        logger.error("failed", exc_info=error)
+    logger.error("no error")
+    told = [record.exc_info and str(record.exc_info[1]) for record in caplog.records]
+    assert told == ["[Errno 5] broken disk", None]
+
+
+def test_writes_that_end_late_are_not_shown(monkeypatch):
+    shown = []
+    monkeypatch.setattr(sys, "unraisablehook", shown.append)
+    quieten_threads()
+    quieten_threads()
+    late, other = RuntimeError("Event loop is closed"), RuntimeError("other")
+    for error in (late, other):
+        sys.unraisablehook(types.SimpleNamespace(exc_value=error))  # type: ignore
+    assert [unraisable.exc_value for unraisable in shown] == [other]
