@@ -151,7 +151,8 @@ class TrainConfig:
     seed: int = 0
     """Initialisation and dropout."""
     run_dir: str | None = None
-    """Where everything is written (default: runs/NAME, numbered if it exists)."""
+    """Where everything is written: a folder, or gs://BUCKET/FOLDER (default: runs/NAME,
+    numbered if it exists)."""
     resume: bool = False
     """Continue the newest run of this name, or the one in run_dir, to the last bit."""
     compilation_cache: str | None = None
