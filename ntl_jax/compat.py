@@ -45,6 +45,7 @@ from ntl_jax.losses.distances import squashed
 from ntl_jax.losses.dot_product import Penalty, ntl_dot_product, predict_numbers
 from ntl_jax.losses.dot_product import squared as squared_penalty
 from ntl_jax.losses.number_level import number_level_loss
+from ntl_jax.losses.positions import check_floating, check_integers, check_is_array
 from ntl_jax.losses.wasserstein import ntl_was
 from ntl_jax.number_vocab import NumberVocab
 
@@ -144,13 +145,11 @@ class AbstractNTLoss(ABC):
         """The function of `ntl_jax.losses` behind the class."""
 
     def _checked_logits(self, logits: Array) -> jax.Array:
-        _check_is_array("logits", logits)
+        check_floating("logits", logits)
         if logits.ndim != 3 or logits.size == 0:
             raise ValueError(
                 f"logits must be [B, T, V] and not empty, not of shape {logits.shape}."
             )
-        if not jnp.issubdtype(logits.dtype, jnp.floating):
-            raise TypeError(f"logits must be floating point, not {logits.dtype}.")
         if logits.shape[-1] != self.vocab_size:
             raise ValueError(
                 f"logits have {logits.shape[-1]} columns, but vocab_size is "
@@ -162,9 +161,7 @@ class AbstractNTLoss(ABC):
     def _checked_labels(
         self, labels: Array, shape: tuple[int, ...], ignore_index: int
     ) -> jax.Array:
-        _check_is_array("labels", labels)
-        if not jnp.issubdtype(labels.dtype, jnp.integer):
-            raise TypeError(f"labels must be integers, not {labels.dtype}.")
+        check_integers("labels", labels)
         if labels.shape != shape:
             raise ValueError(
                 f"logits of shape {(*shape, self.vocab_size)} ask for labels of shape "
@@ -326,7 +323,7 @@ def _read_numbers(
 def _checked_weights(weights: Array | None, shape: tuple[int, ...]) -> jax.Array | None:
     if weights is None:
         return None
-    _check_is_array("loss_weights", weights)
+    check_is_array("loss_weights", weights)
     if weights.shape != shape:
         raise ValueError(
             f"loss_weights of shape {weights.shape} do not match labels of shape "
@@ -337,13 +334,6 @@ def _checked_weights(weights: Array | None, shape: tuple[int, ...]) -> jax.Array
             f"loss_weights must not be negative; the least is {np.min(weights)}."
         )
     return jnp.asarray(weights).astype(jnp.float32)
-
-
-def _check_is_array(name: str, value: Array) -> None:
-    if not isinstance(value, Array):
-        raise TypeError(
-            f"{name} must be a JAX or NumPy array, not {type(value).__name__}."
-        )
 
 
 def _is_known(array: Array) -> bool:

@@ -1,5 +1,6 @@
 """Models that answer with a number and not with text: a way to all of them."""
 
+import functools
 from typing import Any
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int
 
 from ntl_jax.losses import Term
-from ntl_jax.models import NumformerConfig, Params, T5RegressionConfig
+from ntl_jax.models import NumformerConfig, Params, T5RegressionConfig, bind
 from train.numformer import filled_counts, filled_terms
 from train.regression import number_terms
 
@@ -31,9 +32,15 @@ def answer_terms(
         dropout_key: None for no dropout.
         row_offset: what to add to a row's place for its number in the whole batch.
     """
+    given: dict[str, Any] = {
+        "attention_mask": batch["attention_mask"],
+        "dropout_key": dropout_key,
+        "row_offset": row_offset,
+    }
     if isinstance(model, NumformerConfig):
-        return filled_terms(model, params, batch, dropout_key, row_offset)
-    return number_terms(model, params, batch, dropout_key, row_offset)
+        fill_in = functools.partial(bind(model, params), **given)
+        return filled_terms(fill_in, model.num_id, batch)
+    return number_terms(functools.partial(bind(model, params), **given), batch)
 
 
 def answer_counts(
@@ -41,7 +48,7 @@ def answer_counts(
 ) -> dict[str, Float32[Array, ""]]:
     """What the sums of `answer_terms` are divided by, of a batch without weights."""
     if isinstance(model, NumformerConfig):
-        return filled_counts(model, batch)
+        return filled_counts(model.num_id, batch)
     return {"squared_error": jnp.float32(len(batch["targets"]))}
 
 

@@ -1,16 +1,14 @@
 """Runs whose model answers with a number: their data, their loss, their answers."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
-from jaxtyping import Array, Float32, Int
+from jaxtyping import Array, Float32
 
 from ntl_jax.losses import Term
 from ntl_jax.losses.number_heads import squared_error
-from ntl_jax.models import Params, T5RegressionConfig, bind
 from ntl_jax.number_grammar import last_number
 from ntl_jax.value_scales import ValueScale
 from train.data import DataError, Row, TokenizedDataset
@@ -85,27 +83,15 @@ def last_numbers(rows: Sequence[Row]) -> np.ndarray:
 
 
 def number_terms(
-    model: T5RegressionConfig,
-    params: Params,
-    batch: dict[str, Any],
-    dropout_key: jax.Array | None = None,
-    row_offset: Int[Array, "B"] | int = 0,
+    answer: Callable[..., Float32[Array, "B"]], batch: dict[str, Any]
 ) -> tuple[Float32[Array, "B"], dict[str, Term]]:
     """Predicted numbers, and the squared error as sum and count.
 
     Args:
-        model: the model's config.
-        params: its parameters.
-        batch: input_ids, attention_mask and targets; weights where rows only fill up.
-        dropout_key: None for no dropout.
-        row_offset: what to add to a row's place for its number in the whole batch.
+        answer: the model, given all but ids.
+        batch: input_ids and targets; weights where rows only fill up.
     """
-    predictions = bind(model, params)(
-        batch["input_ids"],
-        attention_mask=batch["attention_mask"],
-        dropout_key=dropout_key,
-        row_offset=row_offset,
-    )
+    predictions = answer(batch["input_ids"])
     term = squared_error(predictions, batch["targets"], weights=batch.get("weights"))
     return predictions, {"squared_error": term}
 

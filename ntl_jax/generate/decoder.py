@@ -66,12 +66,12 @@ class Decoder:
         input_ids = jnp.asarray(input_ids)
         if attention_mask is not None:
             attention_mask = jnp.asarray(attention_mask)
-        self._check(input_ids, attention_mask)
-        self.config, self.batch, self.beams = config, input_ids.shape[0], beams
+        self.config, self.beams = config, beams
         self.model = bind(config, compute_params(params, config.dtype))
         self._head = self.model.head.astype(config.dtype)
         if isinstance(self.model, T5):
             encoded = self.model.encode(input_ids, attention_mask)
+            self.batch = len(encoded)
             self._steps = T5Steps(self.model, encoded, attention_mask, length, beams)
             shape = (self.batch, beams)
             self.tokens = jnp.full(shape, config.decoder_start_token_id, jnp.int32)
@@ -79,6 +79,7 @@ class Decoder:
         else:
             self._steps = None
             hidden, cache = self.model.prefill(input_ids, attention_mask, length)
+            self.batch = len(hidden)
             first = jnp.zeros((self.batch, beams), jnp.int32)
             self.hidden = jnp.repeat(hidden, beams, axis=1)
             self.cache = cache if beams == 1 else _take_beams(cache, first)
@@ -117,18 +118,6 @@ class Decoder:
             return logits
         column = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
         return jnp.where(column < vocab_size, logits, -jnp.inf)
-
-    @staticmethod
-    def _check(input_ids, attention_mask):
-        if input_ids.ndim != 2:
-            raise ValueError(
-                f"input_ids must be [B, S]; their shape is {input_ids.shape}"
-            )
-        if attention_mask is not None and attention_mask.shape != input_ids.shape:
-            raise ValueError(
-                f"attention_mask {attention_mask.shape} must have the shape of "
-                f"input_ids {input_ids.shape}"
-            )
 
 
 def compute_params(params: Params, dtype: str) -> Params:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Float32
 
-from ntl_jax.losses.positions import check_is_array
+from ntl_jax.losses.positions import check_floating
 from ntl_jax.losses.scalars import Scalar, scalar
 from ntl_jax.number_vocab import NumberVocab
 
@@ -154,7 +154,7 @@ def check_costs(
         ValueError: for another shape; and for negative costs, NaN and infinity, where
             the matrix is known while tracing.
     """
-    check_is_array("costs", costs)
+    check_floating("costs", costs)
     numbers = len(vocab)
     if jnp.shape(costs) != (numbers, numbers):
         raise ValueError(
@@ -162,8 +162,6 @@ def check_costs(
             f"give a matrix of shape {(numbers, numbers)}, in the order of "
             "vocab.token_ids."
         )
-    if not jnp.issubdtype(costs.dtype, jnp.floating):
-        raise TypeError(f"costs must be floating point, not {costs.dtype}.")
     if not isinstance(costs, Tracer):
         known = np.asarray(costs).astype(np.float32)
         bad = np.argwhere(~(np.isfinite(known) & (known >= 0)))

@@ -8,7 +8,7 @@ from jaxtyping import Array
 
 from ntl_jax.losses.column_passes import AxisName
 from ntl_jax.losses.fused_tiles import Backward, Head
-from ntl_jax.losses.positions import check_is_array, check_vocab
+from ntl_jax.losses.positions import check_floating, check_labels, check_vocab
 from ntl_jax.number_vocab import NumberVocab
 
 
@@ -65,20 +65,10 @@ def check_head(
     head: Head, hidden: Array, kernel: Array, labels: Array, bias: Array | None
 ) -> None:
     """Raises unless dtypes and shapes of a head go together."""
-    check_is_array("labels", labels)
-    for name, array in (("hidden", hidden), ("kernel", kernel), ("bias", bias)):
-        if array is None:
-            continue
-        check_is_array(name, array)
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            raise TypeError(f"{name} must be floating point, not {array.dtype}.")
-    if not jnp.issubdtype(labels.dtype, jnp.integer):
-        raise TypeError(f"labels must be integers, not {labels.dtype}.")
-    if hidden.ndim == 0 or hidden.shape[:-1] != labels.shape:
-        raise ValueError(
-            f"hidden of shape {hidden.shape} asks for labels of shape "
-            f"{hidden.shape[:-1]}, not {labels.shape}."
-        )
+    check_floating("kernel", kernel)
+    if bias is not None:
+        check_floating("bias", bias)
+    check_labels(hidden, labels, name="hidden")
     if kernel.ndim != 2 or kernel.shape[0] != hidden.shape[-1]:
         raise ValueError(
             f"hidden of shape {hidden.shape} asks for a kernel of shape "

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.cross_entropy import cross_entropy
-from ntl_jax.losses.positions import check_is_array, label_is, token_weights
+from ntl_jax.losses.positions import check_floating, label_is, token_weights
 from ntl_jax.losses.reduction import Term, weighted_sum_and_count
 
 
@@ -56,9 +56,7 @@ def squared_error(
     Source: transformers' T5ForSequenceClassification with one label.
     """
     for name, array in (("predictions", predictions), ("targets", targets)):
-        check_is_array(name, array)
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            raise TypeError(f"{name} must be floating point, not {array.dtype}.")
+        check_floating(name, array)
     if predictions.shape != targets.shape:
         raise ValueError(
             f"predictions of shape {predictions.shape} do not match targets of shape "

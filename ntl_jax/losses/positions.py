@@ -1,7 +1,8 @@
 """Which positions a loss looks at, and how much each of them counts."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32
@@ -27,28 +28,44 @@ class NumberTargets(NamedTuple):
     mask: Bool[Array, "*B"]
 
 
-def check_labels(logits: Array, labels: Array) -> None:
-    """Raises unless logits are floats, labels integers and the shapes go together."""
-    for name, array in (("logits", logits), ("labels", labels)):
-        check_is_array(name, array)
-    if not jnp.issubdtype(logits.dtype, jnp.floating):
-        raise TypeError(f"logits must be floating point, not {logits.dtype}.")
-    if not jnp.issubdtype(labels.dtype, jnp.integer):
-        raise TypeError(f"labels must be integers, not {labels.dtype}.")
+def check_labels(logits: Array, labels: Array, *, name: str = "logits") -> None:
+    """Raises unless logits are floats, labels integers and the shapes go together.
+
+    Args:
+        logits: [*B, V], or anything else with a last axis of its own.
+        labels: [*B].
+        name: what the former are called.
+    """
+    check_floating(name, logits)
+    check_integers("labels", labels)
     if logits.ndim == 0 or logits.shape[:-1] != labels.shape:
         raise ValueError(
-            f"logits of shape {logits.shape} ask for labels of shape "
+            f"{name} of shape {logits.shape}: give labels of shape "
             f"{logits.shape[:-1]}, not {labels.shape}."
         )
 
 
-def check_is_array(name: str, value: Array) -> None:
-    """Raises TypeError for what has no shape and dtype, such as a list."""
-    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+def check_is_array(name: str, value: Any) -> None:
+    """Raises TypeError for a list, a PyTorch tensor, or what else is no array."""
+    if not isinstance(value, jax.Array | np.ndarray | np.generic):
         raise TypeError(
             f"{name} must be a JAX or NumPy array, not {type(value).__name__}: take "
             f"jnp.asarray({name})."
         )
+
+
+def check_floating(name: str, value: Any) -> None:
+    """Raises TypeError for what is no array of floating-point numbers."""
+    check_is_array(name, value)
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise TypeError(f"{name} must be floating point, not {value.dtype}.")
+
+
+def check_integers(name: str, value: Any) -> None:
+    """Raises TypeError for what is no array of integers."""
+    check_is_array(name, value)
+    if not jnp.issubdtype(value.dtype, jnp.integer):
+        raise TypeError(f"{name} must be integers, not {value.dtype}.")
 
 
 def check_vocab(vocab: NumberVocab) -> None:
@@ -64,9 +81,7 @@ def check_segments(segment_ids: Array | None, labels: Array) -> None:
     """Raises unless segment ids, where given, are integers, one a label."""
     if segment_ids is None:
         return
-    check_is_array("segment_ids", segment_ids)
-    if not jnp.issubdtype(segment_ids.dtype, jnp.integer):
-        raise TypeError(f"segment_ids must be integers, not {segment_ids.dtype}.")
+    check_integers("segment_ids", segment_ids)
     if segment_ids.shape != labels.shape:
         raise ValueError(
             f"segment_ids of shape {segment_ids.shape} do not match labels of "
@@ -87,8 +102,7 @@ def label_is(labels: Int[Array, "*B"], token_id: int) -> Bool[Array, "*B"]:
     Raises:
         TypeError: for labels or an id that are no integers.
     """
-    if not jnp.issubdtype(labels.dtype, jnp.integer):
-        raise TypeError(f"labels must be integers, not {labels.dtype}.")
+    check_integers("labels", labels)
     if not isinstance(token_id, int | np.integer):
         raise TypeError(
             f"an id or ignore_index must be an integer, not {token_id!r}: -100, say, "
@@ -121,7 +135,6 @@ def token_weights(
         TypeError: for labels or an ignore_index that are no integers.
         ValueError: if weights and labels differ in shape.
     """
-    check_is_array("labels", labels)
     kept = ~label_is(labels, ignore_index)
     if weights is None:
         return kept.astype(jnp.float32)

@@ -9,7 +9,7 @@ from ntl_jax.losses.distances import check_costs
 from ntl_jax.losses.magnitude import magnitude
 from ntl_jax.losses.number_softmax import Support, finish, number_probabilities
 from ntl_jax.losses.on_logits import on_logits
-from ntl_jax.losses.positions import NumberTargets, check_is_array, number_targets
+from ntl_jax.losses.positions import NumberTargets, check_floating, number_targets
 from ntl_jax.losses.reduction import Reduction
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
@@ -275,15 +275,13 @@ def target_distribution(
     if target is None:
         column = jnp.broadcast_to(np.arange(len(vocab), dtype=np.int32), shape)
         return (column == targets.row[..., None]).astype(jnp.float32), targets
-    check_is_array("target", target)
+    check_floating("target", target)
     if target.shape != shape:
         raise ValueError(
             f"a target of shape {target.shape} does not fit labels of shape "
             f"{targets.row.shape} and {len(vocab)} number tokens: give {shape}, in the "
             "order of vocab.token_ids."
         )
-    if not jnp.issubdtype(target.dtype, jnp.floating):
-        raise TypeError(f"the target must be floating point, not {target.dtype}.")
     kept = jnp.asarray(target).astype(jnp.float32)
     kept = jnp.where(targets.mask[..., None], kept, 0.0)
     total = jnp.sum(kept, axis=-1)  # [*B]
