@@ -20,6 +20,7 @@ from ntl_jax.models import (
     flash_attention,
     init_params,
 )
+from ntl_jax.models import t5 as t5_model
 from ntl_jax.models.attention_choice import choose_implementation
 from ntl_jax.models.layers import DropoutSite
 from ntl_jax.sharding import batch_sharding, make_mesh, on_mesh, param_shardings
@@ -190,6 +191,20 @@ MODELS = {
     "gpt2": TINY_GPT2,
     "numformer": TINY_NUMFORMER,
 }
+
+
+def test_of_t5_the_decoders_own_attention_is_causal(monkeypatch):
+    """Its bias hides later tokens already: only so are tiles of them skipped."""
+    seen = []
+
+    def record(q, k, v, *, causal, **options):
+        seen.append((q.shape[1], k.shape[1], causal))
+        return jnp.zeros_like(q)
+
+    monkeypatch.setattr(t5_model, "attend", record)
+    params = jax.eval_shape(partial(init_params, TINY_T5), jax.random.key(0))
+    jax.eval_shape(partial(loss_of, TINY_T5), params, batch_of(4))
+    assert set(seen) == {(20, 20, False), (9, 9, True), (9, 20, False)}
 
 
 def loss_of(config, params, batch):
