@@ -98,6 +98,9 @@ def test_a_comparison(bucket):
     assert "gs://bucket/runs/compared/comparison.md" in said[0]
     names = bucket.names("runs/compared")
     assert names >= {"comparison.md", "comparison.png", "ce/evaluation.json"}
+    changed = [name.removeprefix("runs/compared/") for _, name in bucket.changes]
+    before = changed[: changed.index("ce/checkpoints/5/commit_success.txt")]
+    assert before.count("ce/metrics.jsonl") >= 2  # at the start, and with its rows
     assert any(re.fullmatch(r"ce/profile/.*\.xplane\.pb", name) for name in names)
 
 

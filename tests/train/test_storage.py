@@ -88,6 +88,8 @@ def moved(run_dir) -> tuple[AnyPath, AnyPath]:
 
 def test_a_folder_moves_with_all_in_it(bucket, folder, moved):
     move_folder(*moved, last_of="whole")
+    deleted = [n for m, n in bucket.changes if m == "DELETE" and n.startswith(folder)]
+    assert deleted[0] == f"{folder}/from/whole"
     assert bucket.names(folder) == {f"to/deep/{n}" for n in ("whole", "a/x", "a/b/y")}
     assert (moved[1] / "a" / "b" / "y").read_text() == "a/b/y"
 
