@@ -10,7 +10,7 @@ from ntl_jax.value_scales import ValueScale
 from train.checkpoint import has_checkpoint
 from train.config import ConfigError, TrainConfig
 from train.model import model_of_dict
-from train.storage import AnyPath, any_path, reaching
+from train.storage import AnyPath, any_path, is_remote, reaching
 from train.writer import replace_text
 
 ROOT = pathlib.Path("runs")
@@ -64,8 +64,10 @@ def _check_folder(path: AnyPath, resume: bool) -> None:
         raise ConfigError(f"--resume: there is no run in {path}.")
     if path.exists() and not path.is_dir():
         raise ConfigError(f"--run-dir {path} is a file: name a folder.")
-    # In a bucket an empty folder may be an object, which is listed in itself.
-    if not resume and path.exists() and any(c.exists() for c in path.iterdir()):
+    inside = path.iterdir() if path.exists() else iter(())
+    if is_remote(path):  # where an empty folder may be an object, listed in itself
+        inside = (child for child in inside if child.exists())
+    if not resume and any(inside):
         raise ConfigError(
             f"{path} is not empty: continue it with --resume, or name another folder "
             "with --run-dir."

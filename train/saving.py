@@ -11,7 +11,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 
 from train.config import ConfigError
-from train.storage import AnyPath
+from train.storage import AnyPath, is_remote
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BY_TENSORSTORE = re.compile(r"([^:]*?) ?\[os_error_code='(\d+)'")
@@ -43,9 +43,10 @@ def writing_checkpoint(folder: AnyPath, step: int | None) -> Iterator[None]:
         reason = _reason(error)
         if reason is None:
             raise
+        remedy = "look at its permissions" if is_remote(folder) else "make room"
         raise ConfigError(
             f"the checkpoint of step {step} could not be written to {folder} "
-            f"({reason}). Those before it are whole: make room, then continue with "
+            f"({reason}). Those before it are whole: {remedy}, then continue with "
             "--resume."
         ) from error
 
@@ -53,7 +54,7 @@ def writing_checkpoint(folder: AnyPath, step: int | None) -> Iterator[None]:
 def _reason(error: BaseException) -> str | None:
     """The file system's own words; None where the error is another one's."""
     if isinstance(error, OSError):
-        return error.strerror or str(error)
+        return error.strerror or str(error).split("\n")[0]
     if found := _BY_TENSORSTORE.search(str(error)):
         return found[1].strip()
     return str(error).splitlines()[0][:200] if "Error writing" in str(error) else None

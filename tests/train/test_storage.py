@@ -293,6 +293,20 @@ def test_a_step_that_was_not_finished_does_not_count(saved, bucket, folder):
     assert not has_checkpoint(saved)
 
 
+@pytest.mark.parametrize("what", ["/d/", "commit_success", "_METADATA"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_save_that_is_refused(what, saved, bucket, folder):
+    refuse(bucket, "POST", f"/4/.*{what}")
+    said = "step 4 could not be written to gs://.*whole: look at its permissions"
+    with pytest.raises(ConfigError, match=said), Checkpointer(saved) as checkpointer:
+        checkpointer.save(state_at(4), {"steps": 4})
+    bucket.refuse = lambda method, name: False
+    with Checkpointer(saved, keep=2) as checkpointer:
+        assert checkpointer.latest_step() == 3
+        checkpointer.save(state_at(4), {"steps": 4})
+    assert steps_in(bucket, folder) == {"3", "4"}
+
+
 def damage(bucket: FakeBucket, folder: str) -> None:
     """Flips a byte in the largest object of step 3."""
     prefix = f"{folder}/checkpoints/3/"
