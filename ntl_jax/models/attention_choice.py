@@ -6,6 +6,7 @@ of a width that 8 divides, up to 128, and it rounds the bias to bfloat16. "auto"
 first of `AUTO` that takes the operands, else "xla".
 """
 
+import importlib.util
 from typing import Literal, get_args
 
 import jax
@@ -62,6 +63,8 @@ def _unfit(name, q, k, scale, bias, mask, drop) -> str | None:
         return f"runs on NVIDIA GPUs, and the program is for {_platform()!r}"
     if name == "cudnn":
         return _unfit_for_cudnn(q, k, scale, bias, mask, drop)
+    if importlib.util.find_spec("jax.experimental.pallas.triton") is None:
+        return f"needs Pallas' Triton backend, which JAX {jax.__version__} has not"
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.explicit_axes or (mesh.manual_axes and not mesh.are_all_axes_manual):
         return (

@@ -159,7 +159,13 @@ def test_the_kernels_are_translated_for_cuda(dtype):
             padded=True,
         )
 
-    text = jax.jit(passes).trace(*batch).lower(lowering_platforms=("cuda",)).as_text()
+    card = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", None, "gpu")
+    mesh = jax.sharding.AbstractMesh(
+        (1,), ("card",), (jax.sharding.AxisType.Auto,), abstract_device=card
+    )
+    with jax.sharding.use_abstract_mesh(mesh):
+        traced = jax.jit(passes).trace(*batch)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "ntl_read_columns" in text and "ntl_write_columns" in text
 
 

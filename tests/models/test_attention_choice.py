@@ -1,6 +1,7 @@
 """Which program computes attention, and whole models by the kernels, interpreted."""
 
 import dataclasses
+import importlib.util
 from functools import partial
 
 import jax
@@ -127,6 +128,14 @@ def test_meshes_of_explicit_axes_are_not_for_the_kernels(on_gpu):
         pytest.raises(ValueError, match="takes meshes whose axes are all Auto"),
     ):
         choose_implementation("triton", q, k, scale=1.0)
+
+
+def test_a_jax_without_the_backend_has_no_kernels(on_gpu, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="needs Pallas' Triton backend, which JAX"):
+        choose_implementation("triton", *heads(), scale=1.0)
+    monkeypatch.setattr(attention_choice, "AUTO", ("triton",))
+    assert choose_implementation("auto", *heads(), scale=1.0) == "xla"
 
 
 def test_cudnn_is_called_as_jax_wants_it(on_gpu, monkeypatch):
