@@ -1,4 +1,4 @@
-"""Mesh axes: only this file and `partition_rules` know their names.
+"""Mesh axes. Only this file, `by_device` and `partition_rules` know their names.
 
 Axes: `data` (replicas), `fsdp` (shards of parameters and optimizer state that also
 share out the batch) and `tensor` (heads, feed-forward units, vocabulary).
@@ -7,7 +7,7 @@ share out the batch) and `tensor` (heads, feed-forward units, vocabulary).
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -51,15 +51,19 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def mesh_of(tree: Any) -> Mesh | None:
-    """The mesh that a tree of parameters lies on; None where it lies on none of ours.
+    """The mesh that a tree of parameters lies on.
 
     Args:
         tree: arrays, or anything else: only arrays laid out by `param_shardings` tell.
+
+    Returns:
+        None for arrays on one device, or laid out along other axes than these.
     """
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
             mesh = getattr(leaf.sharding, "mesh", None)
-            return mesh if isinstance(mesh, Mesh) and _is_ours(mesh) else None
+            ours = isinstance(mesh, Mesh) and _is_ours(mesh) and mesh.size > 1
+            return mesh if ours else None
     return None
 
 
@@ -80,10 +84,11 @@ def _is_ours(mesh: Mesh | AbstractMesh) -> bool:
     return set(AXES) <= set(mesh.axis_names)
 
 
-def _mesh_here() -> AbstractMesh | None:
-    """The mesh of `on_mesh`; None outside of it, and inside a `shard_map`."""
+def known_mesh() -> AbstractMesh | None:
+    """The mesh of `on_mesh`; None outside, inside a `shard_map`, and on one device."""
     mesh = jax.sharding.get_abstract_mesh()
-    return mesh if _is_ours(mesh) and not mesh.manual_axes else None
+    several = _is_ours(mesh) and mesh.size > 1
+    return mesh if several and not mesh.manual_axes else None
 
 
 def keep_rows(x: jax.Array, columns: bool = False) -> jax.Array:
@@ -102,7 +107,7 @@ def keep_rows(x: jax.Array, columns: bool = False) -> jax.Array:
         last one's columns. Without a mesh (see `on_mesh`), inside a `shard_map`, and
         where the rows or columns do not divide over the devices: `x` as it is.
     """
-    mesh = _mesh_here()
+    mesh = known_mesh()
     if mesh is None:
         return x
     last = "tensor" if columns else None
@@ -131,7 +136,7 @@ def keep_cut(x: jax.Array) -> jax.Array:
         `x`, rows over `data`, if they divide, and width over `fsdp`; without a mesh,
         and where the width does not divide, `x` as it is.
     """
-    mesh = _mesh_here()
+    mesh = known_mesh()
     if mesh is None or x.ndim != 3:
         return x
     if x.shape[-1] % mesh.shape["fsdp"]:
@@ -152,7 +157,7 @@ def keep_heads(x: jax.Array, *, rows: int, heads: int) -> jax.Array:
         `x`, cut along both axes, or along the one that divides over its devices;
         without a mesh, `x` as it is.
     """
-    mesh = _mesh_here()
+    mesh = known_mesh()
     if mesh is None:
         return x
     spec: list[Any] = [None] * x.ndim
@@ -172,7 +177,7 @@ def spread_rows(x: jax.Array) -> jax.Array:
     Returns:
         `x`, axis 0 over all devices; as `keep_rows` pins it where rows do not divide.
     """
-    mesh = _mesh_here()
+    mesh = known_mesh()
     if mesh is None or x.shape[0] % mesh.size:
         return keep_rows(x)
     return jax.lax.with_sharding_constraint(x, PartitionSpec(AXES))
@@ -180,7 +185,7 @@ def spread_rows(x: jax.Array) -> jax.Array:
 
 def column_parts(x: jax.Array) -> int:
     """Into how many parts `keep_rows(x, columns=True)` cuts the columns of `x`."""
-    mesh = _mesh_here()
+    mesh = known_mesh()
     if mesh is None or x.ndim < 2 or x.shape[0] % data_shards(mesh):
         return 1
     return 1 if x.shape[-1] % mesh.shape["tensor"] else mesh.shape["tensor"]
@@ -188,32 +193,8 @@ def column_parts(x: jax.Array) -> int:
 
 def width_parts() -> int:
     """Into how many parts `fsdp` cuts the width of parameters; 1 without a mesh."""
-    mesh = _mesh_here()
+    mesh = known_mesh()
     return 1 if mesh is None else mesh.shape["fsdp"]
-
-
-def row_by_row(
-    run: Callable[[jax.Array], Any], x: jax.Array, *, parts: int | None = None
-) -> Any:
-    """`run(x)`, each device with its own rows: XLA would gather them for a `top_k`.
-
-    Args:
-        run: takes an array like `x`, gives arrays with its leading axes; what comes of
-            a row, or of a row's part, depends on it alone.
-        x: [B, ...].
-        parts: the axis of a row's parts, if the `tensor` axis cuts it.
-
-    Returns:
-        `run(x)`; without a mesh and where rows do not divide, computed as it stands.
-    """
-    mesh = _mesh_here()
-    if mesh is None or x.ndim < 2 or x.shape[0] % data_shards(mesh):
-        return run(x)
-    spec: list[Any] = [BATCH_AXES, *[None] * (x.ndim - 1)]
-    if parts is not None:
-        spec[parts] = "tensor"
-    cut = PartitionSpec(*spec)
-    return jax.shard_map(run, mesh=mesh, in_specs=cut, out_specs=cut)(x)
 
 
 def data_shards(mesh: Mesh | AbstractMesh) -> int:

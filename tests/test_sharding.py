@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from ntl_jax.by_device import row_by_row
 from ntl_jax.models import T5Config, init_params
 from ntl_jax.sharding import (
     batch_sharding,
@@ -19,7 +20,6 @@ from ntl_jax.sharding import (
     mesh_of,
     on_mesh,
     param_shardings,
-    row_by_row,
     spread_rows,
     width_parts,
 )

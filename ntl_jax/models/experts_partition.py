@@ -1,12 +1,14 @@
 """Experts on a mesh: each device routes its own tokens and cuts every expert alike.
 
 Tokens are sorted by expert, and XLA's partitioner splits no sort: left alone it hands
-every device the whole batch. `custom_partitioning` tells it instead that rows do not
-meet, that an expert's units may be cut, and what is summed over which devices.
+every device the whole batch. On a mesh that `sharding.on_mesh` tells of, each device
+therefore runs its own tokens, and sums follow. On any other, `custom_partitioning`
+tells the partitioner that rows do not meet, that an expert's units may be cut, and what
+is summed over which devices.
 
-The compiler for TPUs does not take `custom_partitioning` (jax 0.10): there XLA splits
-what it can, the result is the same, and data-parallel devices repeat each other's
-experts.
+The compiler for TPUs does not take `custom_partitioning` (jax 0.10): there, on a mesh
+that is not told of, XLA splits what it can, the result is the same, and data-parallel
+devices repeat each other's experts.
 """
 
 import jax
@@ -16,11 +18,14 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Float32, Int
 
+from ntl_jax.by_device import Cut, divides, each_with_its_own, sum_rows, sum_units
 from ntl_jax.models.experts import all_experts, local_experts
 from ntl_jax.sharding import width_parts
 
 _TOKENS = "b t d, b t a, b t a"
 _KERNELS = "e c f d, e d f"
+_ROWS = Cut(rows=0)
+_CUTS = (_ROWS, _ROWS, _ROWS, Cut(units=2, width=3), Cut(units=2, width=1))
 
 
 def run_experts(
@@ -58,7 +63,14 @@ def run_experts(
 
 @jax.custom_vjp
 def _experts(x, weights, chosen, gate_up, down):
-    return _forward(x, weights, chosen, gate_up, down)
+    operands = (x, weights, chosen, gate_up, down)
+    if not divides(operands, _CUTS):
+        return _forward(*operands)
+
+    def own(*parts):
+        return sum_units(local_experts(*parts))
+
+    return each_with_its_own(own, operands, _CUTS, _ROWS.spec(x.ndim))
 
 
 def _gradients(x, weights, chosen, gate_up, down, cotangent):
@@ -75,7 +87,22 @@ def _experts_forward(*operands):
 
 
 def _experts_backward(operands, cotangent):
-    x, weights, gate_up, down = _backward(*operands, cotangent)
+    operands = (*operands, cotangent)
+    cuts = (*_CUTS, _ROWS)
+    if not divides(operands, cuts):
+        x, weights, gate_up, down = _backward(*operands)
+        return x, weights, None, gate_up, down
+
+    def own(*parts):
+        x, weights, gate_up, down = _gradients(*parts)
+        x, weights = sum_units(x), sum_units(weights)
+        return x, weights, sum_rows(gate_up), sum_rows(down)
+
+    places = tuple(
+        cut.spec(operand.ndim) for cut, operand in zip(cuts, operands, strict=True)
+    )
+    results = (places[0], places[1], places[3], places[4])
+    x, weights, gate_up, down = each_with_its_own(own, operands, cuts, results)
     return x, weights, None, gate_up, down
 
 

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Float32
 
+from ntl_jax.by_device import row_by_row
 from ntl_jax.models.attention import Mask
 from ntl_jax.models.experts_partition import run_experts
 from ntl_jax.models.granite_config import GraniteConfig
 from ntl_jax.models.layers import Linear, RMSNorm, einsum_float32
-from ntl_jax.sharding import row_by_row
 
 
 class MixtureOfExperts(nnx.Module):
