@@ -19,5 +19,6 @@ class HostsConfig:
     lost_after: int = 100
     """After which silence a host counts as dead, and all others end [s]."""
     stuck_after: int = 3600
-    """After how long without a step (or an evaluation batch) a host ends itself, so
-    that none waits for one that hangs [s]."""
+    """After how long without a step, a save or an evaluation batch a host ends itself,
+    so that none waits for one that hangs [s]; reading the data and compiling take part
+    of it."""

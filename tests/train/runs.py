@@ -1,11 +1,15 @@
 """Tiny runs of the command line, each in one process or in several on this machine."""
 
+import atexit
+import functools
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 import jax
@@ -21,9 +25,10 @@ OVERRIDES = {
     "checkpoint-every": 5,
     "log-every": 1,
     "data.train-size": 200,
-    "data.eval-size": 8,
+    "data.eval-size": 4,
     "data.batch-size": 8,
     "evaluation.batch-size": 8,
+    "evaluation.max-new-tokens": 2,
     "model.d-model": 16,
     "model.d-kv": 8,
     "model.d-ff": 16,
@@ -37,6 +42,16 @@ ARGUMENTS = [
 ]
 FLAGS = ""
 """XLA_FLAGS: compiled as users compile, not as the tests' own process does."""
+QUICK = "--xla_backend_optimization_level=0"
+"""XLA_FLAGS for runs on several hosts, of which all but the first compile anew."""
+
+
+@functools.cache
+def programs() -> str:
+    """A folder where the runs that this process starts share compiled programs."""
+    folder = tempfile.mkdtemp(prefix="programs-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def free_port() -> int:
@@ -51,10 +66,23 @@ def start(
     hosts: int = 1,
     devices: int = 1,
     flags: str = FLAGS,
+    anew: bool = False,
 ) -> list[subprocess.Popen[str]]:
-    """Starts a run on `hosts` processes of `devices` simulated devices each."""
+    """Starts a run on `hosts` processes of `devices` simulated devices each.
+
+    Args:
+        run_dir: where it writes.
+        more: flags of the run.
+        hosts: processes.
+        devices: of each.
+        flags: of XLA.
+        anew: compiles everything, instead of taking what an earlier run compiled.
+    """
     flags = f"{flags} --xla_force_host_platform_device_count={devices}"
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    if not anew:
+        environment["JAX_COMPILATION_CACHE_DIR"] = programs()
+        environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     command = [sys.executable, "-m", "train", *ARGUMENTS, "--run-dir", str(run_dir)]
     address = f"localhost:{free_port()}"
     processes = []

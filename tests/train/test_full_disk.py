@@ -1,14 +1,67 @@
 """A disk that fills up while a run writes to it: what is there stays, and serves."""
 
 import pathlib
+import shutil
+import subprocess
 
 import pytest
 
+from tests.train.runs import (
+    QUICK,
+    STEPS,
+    assert_same_run,
+    finish,
+    saved,
+    start,
+    train,
+)
 from train.config import ConfigError
 from train.writer import MetricWriter, read_metrics, replace_text
 
 FULL = pathlib.Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="no /dev/full")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A run's folder, whose checkpoints have 1 MB, and a way to give them more."""
+    run_dir = tmp_path / "run"
+    folder = run_dir / "checkpoints"
+    folder.mkdir(parents=True)
+    mount = shutil.which("mount")
+    command = [mount or "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if mount is None or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("this user may not mount a file system")
+
+    def grow() -> None:
+        subprocess.run(
+            [mount, "-o", "remount,size=64m", str(folder)], check=True, timeout=30
+        )
+
+    yield run_dir, grow
+    subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_checkpoints_before_the_full_disk_are_whole(hosts, small_disk, tmp_path):
+    """Of two hosts the one that can write does not wait for the one that cannot."""
+    run_dir, grow = small_disk
+    where = {"hosts": hosts, "flags": QUICK}
+    more = ["--resume", "--keep-checkpoints=99", "--hosts.stuck-after=300"]
+    ended = finish(start(run_dir, *more, **where))
+    statuses, texts = [status for status, _ in ended], [text for _, text in ended]
+    assert statuses[0] == 1 and 0 not in statuses, texts
+    (last,) = texts[0].splitlines()[-1:]
+    assert last.startswith("error: the checkpoint of step ")
+    assert "(No space left on device). Those before it are whole: make room" in last
+    assert "Traceback" not in texts[0] and "stuck-after" not in texts[-1]
+    stopped_at, _ = saved(run_dir)
+    assert 0 < stopped_at < STEPS
+    grow()
+    train(run_dir, *more, **where)
+    train(tmp_path / "whole", **where)
+    assert_same_run(run_dir, tmp_path / "whole")
 
 
 @needs_full
