@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 
 import jax
 import numpy as np
@@ -12,11 +13,14 @@ import pytest
 from ntl_jax.sharding import batch_sharding, make_mesh
 from tests.train.runs import (
     KILLED,
+    QUICK,
     ROOT,
     STEPS,
     assert_same_run,
+    finish,
     rows,
     saved,
+    start,
     stop_midway,
     train,
 )
@@ -24,10 +28,10 @@ from train import hosts
 from train.config import ConfigError
 from train.hosts_config import HostsConfig
 
-QUICK = "--xla_backend_optimization_level=0"
 SHORT = ["--steps=6", "--optimizer.warmup-steps=2", "--checkpoint-every=3"]
-SHORT += ["--model.num-layers=1", "--model.num-decoder-layers=1", "--data.eval-size=4"]
-SHORT += ["--evaluation.max-new-tokens=2"]
+SHORT += ["--model.num-layers=1", "--model.num-decoder-layers=1"]
+TWO = {"hosts": 2, "devices": 2, "flags": QUICK}
+FOUR = {"hosts": 4, "flags": QUICK}
 
 
 def assert_close_rows(run_dir, other) -> None:
@@ -69,41 +73,74 @@ def test_two_hosts_train_what_one_does(more, tmp_path):
 @pytest.fixture(scope="module")
 def of_two(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("hosts") / "two"
-    train(run_dir, hosts=2, devices=2)
+    train(run_dir, **TWO)
     return run_dir
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victims", [1, 2])
 def test_two_hosts_killed_and_resumed_equal_those_left_alone(victims, of_two, tmp_path):
-    run_dir, where = tmp_path / "killed", {"hosts": 2, "devices": 2}
-    statuses = stop_midway(run_dir, signal.SIGKILL, victims=victims, **where)
+    run_dir = tmp_path / "killed"
+    statuses = stop_midway(run_dir, signal.SIGKILL, victims=victims, **TWO)
     assert statuses[-1] == KILLED and 0 not in statuses  # host 0 does not go on alone
     assert 0 < saved(run_dir)[0] < STEPS
-    train(run_dir, "--resume", **where)
+    train(run_dir, "--resume", **TWO)
     assert_same_run(run_dir, of_two)
 
 
 @pytest.mark.slow
 def test_a_signal_to_one_host_stops_and_saves_all(of_two, tmp_path):
-    run_dir, where = tmp_path / "stopped", {"hosts": 2, "devices": 2}
-    assert stop_midway(run_dir, signal.SIGTERM, **where) == [0, 0]
+    run_dir = tmp_path / "stopped"
+    assert stop_midway(run_dir, signal.SIGTERM, **TWO) == [0, 0]
     assert 0 < saved(run_dir)[0] < STEPS
-    train(run_dir, "--resume", **where)
+    train(run_dir, "--resume", **TWO)
     assert_same_run(run_dir, of_two)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [[], ["--mesh.data=2", "--mesh.tensor=2"]])
-def test_from_four_hosts_to_one(mesh, tmp_path):
+def test_from_four_hosts_to_one(tmp_path):
     run_dir, whole = tmp_path / "four", tmp_path / "whole"
-    train(whole, *mesh, hosts=4)
-    assert KILLED in stop_midway(run_dir, signal.SIGKILL, *mesh, victims=4, hosts=4)
-    copy = shutil.copytree(run_dir, tmp_path / "copy")
-    train(run_dir, "--resume")
+    train(whole, devices=4, flags=QUICK)
+    assert KILLED in stop_midway(run_dir, signal.SIGKILL, victims=4, **FOUR)
+    train(run_dir, "--resume", flags=QUICK)
     assert_close_rows(run_dir, whole)
-    train(copy, "--resume", *mesh, hosts=4)
+
+
+@pytest.mark.slow
+def test_from_four_hosts_that_share_parameters_to_one_and_back(tmp_path):
+    run_dir, whole = tmp_path / "four", tmp_path / "whole"
+    mesh = ["--mesh.data=2", "--mesh.tensor=2"]
+    train(whole, *mesh, **FOUR)
+    assert KILLED in stop_midway(run_dir, signal.SIGKILL, *mesh, victims=4, **FOUR)
+    copy = shutil.copytree(run_dir, tmp_path / "copy")
+    train(run_dir, "--resume", flags=QUICK)
+    assert_close_rows(run_dir, whole)
+    train(copy, "--resume", *mesh, **FOUR)
     assert_same_run(copy, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_host_that_hangs_ends_all(frozen, tmp_path):
+    """Nor does any heartbeat tell: those may stay away for longer than that."""
+    seconds = 30
+    more = [f"--hosts.stuck-after={seconds}", "--hosts.lost-after=900"]
+    processes = start(tmp_path / "run", *more, hosts=2, flags=QUICK)
+    while not (tmp_path / "run" / "checkpoints" / "5").exists():
+        assert [process.poll() for process in processes] == [None, None]
+        time.sleep(0.05)
+    waiting = processes[1 - frozen]
+    processes[frozen].send_signal(signal.SIGSTOP)
+    try:
+        text, _ = waiting.communicate(timeout=2 * seconds)
+    finally:
+        processes[frozen].send_signal(signal.SIGCONT)
+        ((status, _),) = finish([processes[frozen]])
+        waiting.kill()
+    assert waiting.returncode == 1, text
+    assert f"error: nothing was finished for {seconds} s (--hosts.stuck-after)" in text
+    assert "train/loop.py" in text  # where it stood
+    assert status != 0
 
 
 @pytest.mark.slow
