@@ -64,6 +64,7 @@ MALFORMED = [
     ("tsv", b"q\t1\t2", "3 columns instead of 2"),
     ("tsv", b"q\t ", "the answer is empty"),
     ("tsv", b"\t1", "the question is empty"),
+    ("tsv", b"Question\tanswer", "the header again; leave it out"),
     ("rjokes", b"1 q", "no tab; write score, tab, joke"),
     ("rjokes", b"12\tq", "the score '12' is no whole number from 0 to 11"),
     ("rjokes", b"-1\tq", "the score '-1' is no whole"),
@@ -79,6 +80,12 @@ MALFORMED = [
         "multirc",
         passage(answers=[{"text": "I", "label": 2}]).encode(),
         '"label" is 2, neither 0 nor 1',
+    ),
+    ("multirc", passage(question=" ").encode(), '"question" of a question .* is empty'),
+    (
+        "multirc",
+        passage(answers=[{"text": "", "label": 1}]).encode(),
+        "is empty; write",
     ),
     *((name, b"\xff", "byte 0xff is no UTF-8; save") for name in READERS),
     *((name, b"q\0\t1\0", "a byte of 0, as in UTF-16; save") for name in READERS),
@@ -152,6 +159,17 @@ def test_a_header_names_the_columns_of_a_tsv(tmp_path):
     ):
         with pytest.raises(DataError, match=f"line 1: the header has {problem}"):
             read_tsv(write(path, header + b"\nq\t1\t1\n"), bad_rows="skip")
+
+
+def test_files_joined_with_their_headers_are_noticed(tmp_path, caplog):
+    one, other = b"question\tanswer\nq\t1\n", b"answer\tquestion\n1\tq\n"
+    with pytest.raises(DataError, match=r"t\.tsv, line 3: the header again"):
+        read_tsv(write(tmp_path / "t.tsv", one + one))
+    assert read_tsv(tmp_path / "t.tsv", bad_rows="skip") == [GOOD] * 2
+    assert "skipped 1 malformed lines and kept 2" in logged(caplog)[0]
+    for bad_rows in ("error", "skip"):
+        with pytest.raises(DataError, match="line 3: another header, answer, question"):
+            read_tsv(write(tmp_path / "t.tsv", one + other), bad_rows=bad_rows)
 
 
 def test_quotation_marks_and_other_line_ends_are_text(tmp_path):
@@ -289,3 +307,20 @@ def test_a_damaged_array_record_is_named(tmp_path, damage):
             DataError, match=r"train: .* delete .*ntl_gsm8k.* and start"
         ):
             read()
+
+
+@pytest.mark.parametrize("damage", ["half", "gone"])
+def test_damaged_notes_beside_array_records_are_named(tmp_path, damage):
+    from train.data import builders
+
+    prepared(tmp_path, n=3)
+    (notes,) = (tmp_path / "out").rglob("dataset_info.json")
+    text = notes.read_bytes()
+    notes.unlink()
+    if damage == "half":
+        notes.write_bytes(text[: len(text) // 2])
+    with pytest.raises(DataError, match=r"dataset_info\.json .*delete .*start again"):
+        builder = builders.prepare(
+            builders.Gsm8k(raw_dir=str(tmp_path), data_dir=str(tmp_path / "out"))
+        )
+        builders.ArrayRecordRows(builder, "train")

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import overload
 
 import tensorflow_datasets as tfds
+from google.protobuf import json_format
 
 from train.data.files import DataError, find_file
 from train.data.mathematics import FOLDERS, read_mathematics
@@ -33,7 +34,13 @@ class _QuestionsBuilder(tfds.core.GeneratorBasedBuilder):
         self._raw_dir = raw_dir
         # The variable that TFDS itself reads, but only once, when it is imported.
         kwargs.setdefault("data_dir", os.environ.get("TFDS_DATA_DIR"))
-        super().__init__(file_format="array_record", **kwargs)
+        try:
+            super().__init__(file_format="array_record", **kwargs)
+        except json_format.ParseError as error:
+            raise DataError(
+                f"{self.data_dir}: its dataset_info.json is damaged ({error}); delete "
+                "the folder and start again"
+            ) from error
 
     def _info(self) -> tfds.core.DatasetInfo:
         text = tfds.features.Text()
@@ -267,6 +274,8 @@ class ArrayRecordRows(Sequence[Row]):
     def __init__(self, builder: tfds.core.DatasetBuilder, split: str) -> None:
         self._name = f"{builder.info.full_name}, split {split}"
         self._folder = builder.data_dir
+        if not builder.info.splits:  # which prepared data always have
+            raise self._damage("no dataset_info.json that names its splits")
         if split not in builder.info.splits:
             raise DataError(
                 f"{builder.info.full_name} has no split {split!r}, only "

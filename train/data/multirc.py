@@ -35,7 +35,7 @@ def read_multirc(
 
     Raises:
         DataError: as `read_rows`; a line is malformed where a field is missing or of
-            another type.
+            another type, or a question or a right answer is empty.
 
     Source: Khashabi et al., *Looking Beyond the Surface* (NAACL 2018); SuperGLUE v2;
     question and answer as in *Regress, Don't Guess* (ICML 2025).
@@ -46,7 +46,7 @@ def read_multirc(
         text = _text(passage, "text")
         return [
             {
-                "question": _question(text, _text(record, "question"), paper_form),
+                "question": _question(text, _written(record, "question"), paper_form),
                 "answer": _answer(record) if labelled else "",
             }
             for record in _objects(passage, "questions")
@@ -66,7 +66,7 @@ def _answer(record: dict[str, Any]) -> str:
         if _field(option, "label", int) not in (0, 1):
             raise DataError(f'"label" is {option["label"]}, neither 0 nor 1; {_FORM}')
         if option["label"]:
-            right.append(_text(option, "text"))
+            right.append(_written(option, "text"))
     return _BETWEEN.join(right)
 
 
@@ -85,6 +85,13 @@ def _text(record: dict[str, Any], key: str) -> str:
     text = _field(record, key, str)
     check_text(text, f'"{key}"')
     return text.strip()
+
+
+def _written(record: dict[str, Any], key: str) -> str:
+    text = _text(record, key)
+    if not text:
+        raise DataError(f'"{key}" of a question or of a right answer is empty; {_FORM}')
+    return text
 
 
 def _field(record: dict[str, Any], key: str, kind: type) -> Any:

@@ -43,6 +43,7 @@ class _Columns:
                 self._names = _checked_header(named)
                 return []
             self._names = list(_COLUMNS)
+        _check_no_header(cells, self._names)
         if len(cells) != len(self._names):
             raise DataError(
                 f"{len(cells)} columns instead of {len(self._names)}; {_FORM}, and no "
@@ -53,6 +54,19 @@ class _Columns:
             if not text:
                 raise DataError(f"the {name} is empty; {_FORM}")
         return [row]
+
+
+def _check_no_header(cells: list[str], names: list[str]) -> None:
+    """Raises where files were joined with their headers."""
+    named = [cell.lower() for cell in cells]
+    if not set(_COLUMNS) <= set(named):
+        return
+    if named != names:  # whose rows would be read by the columns of the first
+        raise FileError(
+            f"another header, {', '.join(named)}, after {', '.join(names)}; give each "
+            "file its own path, or the same columns"
+        )
+    raise DataError("the header again; leave it out where files are joined")
 
 
 def _checked_header(named: list[str]) -> list[str]:
