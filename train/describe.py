@@ -14,6 +14,7 @@ from train.data import (
     plan_rows,
     tokenize_rows,
 )
+from train.data.masked import mask_rows
 from train.data.order import GROUPED_STEPS, grouped_rows
 from train.inputs import (
     COVERAGE_ROWS,
@@ -53,21 +54,29 @@ def describe(config: TrainConfig) -> str:
         _table(_rows(sets)),
         _table(_lengths(data, config)),
         _numbers(config, tokenizer, sets["train"], data["train"]),
-        _table(_padding(data["train"].lengths(), config)),
+        _table(
+            _padding(
+                _as_trained(sets["train"], data["train"], config, tokenizer), config
+            )
+        ),
         _examples(config, splits.train),
     ]
     return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _looked_at(rows: Sequence[Row]) -> Sequence[Row]:
+    if len(rows) <= MOST_ROWS:
+        return rows
+    chosen = np.linspace(0, len(rows) - 1, MOST_ROWS).astype(np.int64)
+    return [rows[row] for row in chosen.tolist()]
 
 
 def _tokenized(
     rows: Sequence[Row], config: TrainConfig, tokenizer: Tokenizer
 ) -> TokenizedDataset:
     """Rows as ids, none of them cut."""
-    if len(rows) > MOST_ROWS:
-        chosen = np.linspace(0, len(rows) - 1, MOST_ROWS).astype(np.int64)
-        rows = [rows[row] for row in chosen.tolist()]
     return tokenize_rows(
-        rows,
+        _looked_at(rows),
         tokenizer,
         max_source_length=_UNCUT,
         max_target_length=_UNCUT,
@@ -139,11 +148,30 @@ def _numbers(
     ]
 
 
+def _as_trained(
+    rows: Sequence[Row],
+    dataset: TokenizedDataset,
+    config: TrainConfig,
+    tokenizer: Tokenizer,
+) -> np.ndarray:
+    """Tokens of each row as training lays it out, both sides cut: [N, 2], or [N, 1]
+    where question and answer share a row."""
+    limits = config.data.max_source_length, config.data.max_target_length
+    if isinstance(tokenizer, XvalTokenizer):
+        return mask_rows(
+            _looked_at(rows),
+            tokenizer,
+            max_source_length=limits[0],
+            max_target_length=limits[1],
+        ).lengths()
+    sides = [np.diff(side.offsets) for side in (dataset.sources, dataset.targets)]
+    cut = np.minimum(np.stack(sides, axis=1), limits)
+    return cut.sum(axis=1, keepdims=True) if is_decoder_only(config.model) else cut
+
+
 def _padding(lengths: np.ndarray, config: TrainConfig) -> list[list[str]]:
     """What share of a batch is padding: to the longest row, in buckets, packed."""
     data = config.data
-    limits = np.array([data.max_source_length, data.max_target_length])
-    lengths = np.minimum(lengths, limits if lengths.shape[1] == 2 else limits.sum())
     one = make_buckets(lengths, 1).lengths[0]
     table = [["training batches", "length", "padding", "rows a row"]]
     table.append(
@@ -164,10 +192,11 @@ def _padding(lengths: np.ndarray, config: TrainConfig) -> list[list[str]]:
     shapes = ", ".join(map(_shape, buckets.lengths))
     table.append([f"--data.buckets {count}", shapes, f"{1 - real / padded:.1%}"])
 
-    plan, shape = plan_rows(lengths, seed=data.seed, length=data.packed_length)
-    padding = 1 - lengths.sum() / (len(plan) * sum(shape))
-    each = f"{len(lengths) / len(plan):.2f}"
-    table.append(["--data.packing", _shape(shape), f"{padding:.1%}", each])
+    if config.head == "lm":  # the others take no packed rows
+        plan, shape = plan_rows(lengths, seed=data.seed, length=data.packed_length)
+        padding = 1 - lengths.sum() / (len(plan) * sum(shape))
+        each = f"{len(lengths) / len(plan):.2f}"
+        table.append(["--data.packing", _shape(shape), f"{padding:.1%}", each])
     return [row + ["1"] * (4 - len(row)) for row in table]
 
 

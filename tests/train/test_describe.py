@@ -10,7 +10,7 @@ import pytest
 from train.__main__ import main, parse_config
 from train.data import DataError, load_splits, pack, tokenize_rows
 from train.describe import describe
-from train.inputs import open_tokenizer
+from train.inputs import load_inputs, open_tokenizer
 from train.presets import load_preset, preset_names
 
 SMALL = ["--data.train-size", "120", "--data.eval-size", "20"]
@@ -62,7 +62,11 @@ def test_every_preset_is_described(preset, data_dir, tmp_path):
         assert "each number is one token, [NUM]" in text
     else:
         assert "number tokens" in text and "coverage" in text
-    for way in ("padded", "--data.buckets", "--data.packing"):
+    ways = ["padded", "--data.buckets", "--data.packing"]
+    if "numformer" in preset:
+        ways.remove("--data.packing")  # which it does not take
+    assert ("--data.packing" in text) == ("--data.packing" in ways)
+    for way in ways:
         *_, padding, _ = numbers(line_of(text, way))
         assert 0 <= padding < 100
     assert ("source: " in text) != ("withheld" in text)
@@ -112,6 +116,24 @@ def test_the_figures_are_those_of_the_rows(tmp_path, capsys):
         round(50 / len(packed), 2),
     ]
     assert f"target: {rows[2]['answer']!r}" in text
+
+
+@pytest.mark.parametrize(
+    ("preset", "more"),
+    [
+        ("three-digit-numformer", []),
+        ("gpt2-multiplication", []),
+        ("gpt2-multiplication", ["--data.max-source-length", "7"]),
+    ],
+)
+def test_padding_is_that_of_the_rows_as_they_are_trained(preset, more):
+    """Question and answer share a row, each cut for itself."""
+    config = parse_config(preset, [*SMALL, *more])
+    data = load_inputs(config, config.model).train
+    *length, padding, _ = numbers(line_of(describe(config), "padded"))
+    assert length == [*data.shape] and len(length) == 1
+    real = data.lengths().sum() / (len(data) * length[0])
+    assert padding == round(100 * (1 - real), 1) > 0
 
 
 @pytest.mark.parametrize("name", ["rjokes", "multirc"])
