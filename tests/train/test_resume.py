@@ -32,10 +32,11 @@ def left_alone(tmp_path_factory):
     [(signal.SIGKILL, KILLED), (signal.SIGTERM, 0), (signal.SIGINT, 130)],
 )
 def test_stopped_and_resumed_equals_left_alone(number, status, left_alone, tmp_path):
-    run_dir = tmp_path / "stopped"
-    assert stop_midway(run_dir, number) == [status]
+    """Killed, it also compiles its programs anew: they give the same bits again."""
+    run_dir, anew = tmp_path / "stopped", number == signal.SIGKILL
+    assert stop_midway(run_dir, number, anew=anew) == [status]
     assert 0 < saved(run_dir)[0] < STEPS
-    train(run_dir, "--resume")
+    train(run_dir, "--resume", anew=anew)
     assert_same_run(run_dir, left_alone)
 
 
@@ -70,7 +71,6 @@ def test_twenty_kills_at_any_moment(tmp_path):
     """A checkpoint after each step, so that many kills come while one is written."""
     run_dir, whole = tmp_path / "killed", tmp_path / "whole"
     more = ["--steps=200", "--checkpoint-every=1"]
-    more += [f"--compilation-cache={tmp_path / 'cache'}"]
     train(whole, *more)
     chance, half_written = random.Random(0), 0
     for kill in range(20):
