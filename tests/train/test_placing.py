@@ -92,10 +92,10 @@ def test_no_device_holds_the_whole_model_while_it_is_exported(
 
 def test_an_answer_is_the_same_on_every_mesh(compared, capsys):
     said = []
-    for flags in ([], FSDP, ["--mesh.data", "8"]):
+    for flags in ([], FSDP):
         assert main(["predict", str(compared / RUN), "What is 3 plus 4?", *flags]) == 0
         said.append(capsys.readouterr().out)
-    assert said[0] == said[1] == said[2] and "digit |" in said[0]
+    assert said[0] == said[1] and "digit |" in said[0]
 
 
 def test_a_run_of_more_devices_and_other_batches_is_evaluated(
