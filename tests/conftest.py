@@ -14,6 +14,7 @@ if os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu":
         quick += " --xla_cpu_use_fusion_emitters=false"
     os.environ.setdefault("XLA_FLAGS", quick)
 
+import hypothesis
 import jax
 import pytest
 from absl import flags
@@ -24,6 +25,10 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 if not flags.FLAGS.is_parsed():
     flags.FLAGS.mark_as_parsed()  # grain reads absl flags that nobody parses here
+
+# No deadline for an example: the machine may be busy.
+hypothesis.settings.register_profile("busy", deadline=None)
+hypothesis.settings.load_profile("busy")
 
 # No tests, and they import torch, which may be missing.
 collect_ignore_glob = [
