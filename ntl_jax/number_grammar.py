@@ -30,7 +30,7 @@ Mode = Literal["grammar", "paper"]
 Exact = Decimal | Fraction
 """The value of a number: a decimal, or a fraction where fractions are read."""
 
-_GROUPED = r"[1-9][0-9]{0,2}(?:,[0-9]{3})++(?![0-9])"
+_GROUPED = r"[1-9][0-9]{0,2}(?:,[0-9]{3}(?![0-9]))++"
 _WHOLE = rf"(?>{_GROUPED}|[0-9]++)"
 _MAGNITUDE = re.compile(
     rf"(?<![0-9])(?:{_WHOLE}(?>\.[0-9]++)?|(?<![\w.])\.[0-9]++)"

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ntl_jax import NumberVocab, number_spans
@@ -192,6 +192,9 @@ TEXTS = st.text("0123456789" * 2 + "....,,,--()% ab", max_size=WIDTH).filter(
 
 
 @settings(max_examples=200, deadline=None)
+@example("1,000,0000")  # the second comma joins nothing
+@example("1,000,00")
+@example("0000,000")
 @given(TEXTS)
 def test_numbers_are_those_of_the_grammar(text):
     expected = [number.value for number in find_numbers(text)]
