@@ -23,6 +23,7 @@ from train.inputs import (
     tokenizer_name,
 )
 from train.model import is_decoder_only
+from train.validate import validate_data
 
 MOST_ROWS = 100_000
 """Of a larger set, so many rows evenly spread are looked at."""
@@ -38,9 +39,11 @@ def describe(config: TrainConfig) -> str:
     """Rows, lengths, truncation, numbers, padding and examples of a preset's data.
 
     Raises:
-        ConfigError: the tokenizer cannot be had.
+        ConfigError: the tokenizer cannot be had, or a run would refuse what the config
+            says of the data.
         DataError: a file is missing or malformed.
     """
+    validate_data(config)
     name = tokenizer_name(config)
     tokenizer = open_tokenizer(
         name, config.split_digits, config.number_tokens, config.head

@@ -23,6 +23,7 @@ _RANGES = {
     },
     "data": {
         "seed": _NOT_NEGATIVE,
+        "batch_size": _AT_LEAST_1,
         "digits": (1, 9, True),  # extrapolation adds one, and ends at nine
         "train_size": _AT_LEAST_1,
         "eval_size": _AT_LEAST_1,
@@ -77,8 +78,7 @@ def validate(config: "TrainConfig", num_devices: int) -> None:
         any(value is not None for value in terms.values()),
         f"every loss term is None ({', '.join(terms)}): set one, e.g. --loss.ce 1.",
     )
-    _check_ranges(config)
-    _check_head(config)
+    validate_data(config)
     _check(
         config.number_tokens == "digits" or isinstance(config.model, T5Config),
         "--number-tokens places is a T5's: take one, or --number-tokens digits.",
@@ -108,8 +108,19 @@ def validate(config: "TrainConfig", num_devices: int) -> None:
         f"--optimizer.warmup-steps {config.optimizer.warmup_steps} leaves nothing of "
         f"--steps {config.steps}.",
     )
-    _check_packing(config)
     _check_mesh(config, num_devices)
+
+
+def validate_data(config: "TrainConfig") -> None:
+    """The part of `validate` that asks neither for a machine nor for a whole run.
+
+    Raises:
+        ConfigError: a number is out of its range, or the head, packing and buckets do
+            not go together.
+    """
+    _check_ranges(config)
+    _check_head(config)
+    _check_packing(config)
 
 
 def _check_packing(config: "TrainConfig") -> None:

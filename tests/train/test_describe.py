@@ -163,6 +163,21 @@ def _without_numbers(*_, **__):
     raise ValueError("none there")
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--data.seed", "-1"),
+        ("--data.batch-size", "0"),
+        ("--data.max-source-length", "0"),
+        ("--data.buckets", "0"),
+        ("--data.packed-length", "64"),
+    ],
+)
+def test_what_a_run_refuses_is_refused(flag, value, capsys):
+    assert main(["describe", "quickstart", *SMALL, flag, value]) == 1
+    assert re.fullmatch(rf"error: {flag}.*\n", capsys.readouterr().err)
+
+
 def test_describe_needs_a_preset(capsys):
     assert main(["describe"]) == 1
     assert main(["describe", "nothing"]) == 1
