@@ -106,8 +106,10 @@ def _scored_joke(line: str) -> list[Row]:
         raise DataError("no tab; write score, tab, joke")
     is_whole = score.isascii() and score.isdigit() and len(score) <= 2
     if not is_whole or int(score) > MOST_FUNNY:
+        # A long one is a joke's text, which must not go into logs.
+        shown = repr(score) if len(score) <= 4 else f"of {len(score)} characters"
         raise DataError(
-            f"the score {score[:20]!r} is no whole number from 0 to {MOST_FUNNY}; "
+            f"the score {shown} is no whole number from 0 to {MOST_FUNNY}; "
             "write score, tab, joke"
         )
     if not joke.strip():
