@@ -3,6 +3,7 @@
 Both write ArrayRecord files, and read them by random access (`as_data_source`).
 """
 
+import gzip
 import os
 import pathlib
 import tarfile
@@ -14,7 +15,7 @@ from typing import overload
 import tensorflow_datasets as tfds
 from google.protobuf import json_format
 
-from train.data.files import DataError, find_file
+from train.data.files import BROKEN_GZIP, DataError, find_file
 from train.data.mathematics import FOLDERS, read_mathematics
 from train.data.rows import Row
 from train.data.sources import read_gsm8k, read_multirc, read_rjokes
@@ -210,22 +211,40 @@ class Mathematics(_QuestionsBuilder):
 
 
 def _extracted(archive: pathlib.Path) -> pathlib.Path:
-    """A tar or zip archive's content in a folder beside it, where all find it.
+    """A zip or gzipped tar archive's content in a folder beside it, where all find it.
 
     The download manager's own extraction imports TensorFlow.
+
+    Raises:
+        DataError: no complete archive.
     """
     folder = archive.with_name(archive.name + ".content")
     if not folder.is_dir():
         with tempfile.TemporaryDirectory(dir=archive.parent) as unfinished:
             content = pathlib.Path(unfinished, "content")
-            if zipfile.is_zipfile(archive):
-                with zipfile.ZipFile(archive) as packed:
-                    packed.extractall(content)
-            else:
-                with tarfile.open(archive) as packed:
-                    packed.extractall(content, filter="data")
+            try:
+                _extract(archive, content)
+            except (*BROKEN_GZIP, tarfile.TarError, zipfile.BadZipFile) as error:
+                # What was downloaded is kept, so another start would read it again.
+                problem = " ".join(str(error).split())[:200]
+                raise DataError(
+                    f"{archive}: no complete archive ({problem}); delete it and start "
+                    "again"
+                ) from error
             content.rename(folder)  # whole or not at all
     return folder
+
+
+def _extract(archive: pathlib.Path, folder: pathlib.Path) -> None:
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as packed:
+            packed.extractall(folder)
+    else:
+        with gzip.open(archive) as stream, tarfile.open(fileobj=stream) as packed:
+            packed.extractall(folder, filter="data")
+            # The checksum stands behind all that tarfile reads.
+            while stream.read(2**20):
+                pass
 
 
 def mathematics_config(module: str) -> tfds.core.BuilderConfig:

@@ -14,6 +14,9 @@ from train.data.rows import Row
 BadRows = Literal["error", "skip"]
 """What a malformed row does: end the run, or be left out, counted and reported."""
 
+BROKEN_GZIP = (gzip.BadGzipFile, EOFError, zlib.error)
+"""What reading a damaged gzip file raises."""
+
 logger = logging.getLogger("train")
 
 
@@ -53,7 +56,7 @@ def read_bytes(path: str | os.PathLike) -> bytes:
     if path.suffix == ".gz" or data.startswith(b"\x1f\x8b"):
         try:
             data = gzip.decompress(data)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        except BROKEN_GZIP as error:
             raise DataError(
                 f"{path}: no complete gzip file ({error}); fetch it again"
             ) from error
