@@ -155,6 +155,9 @@ class TrainConfig:
     numbered if it exists)."""
     resume: bool = False
     """Continue the newest run of this name, or the one in run_dir, to the last bit."""
+    token_cache: str | None = None
+    """Folder that keeps token ids between runs, for data of many rows; None makes them
+    at every start."""
     compilation_cache: str | None = None
     """Folder that keeps compiled programs between runs; None compiles anew."""
 

@@ -201,8 +201,7 @@ def tokenized(
         config: the run's.
         model: the model's config.
         tokenizer: what the rows are read with.
-        scale: what numbers go through that the model answers with; None is the run's,
-            where there is nothing to fit.
+        scale: what the numbers of answers go through; None: the run's, never fitted.
     """
     scale = scale or fitted(config, np.empty(0))
     if isinstance(tokenizer, XvalTokenizer):
@@ -223,6 +222,7 @@ def tokenized(
         max_target_length=config.data.max_target_length,
         vocab_size=model.vocab_size,
         separator=config.data.separator if is_decoder_only(model) else None,
+        cache=config.token_cache,
     )
     _check_length(dataset, config, model)
     if isinstance(model, T5RegressionConfig):

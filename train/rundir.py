@@ -20,6 +20,7 @@ MAY_DIFFER = {
     "mesh",
     "hosts",
     "compilation_cache",
+    "token_cache",
     "accumulate",
     "deterministic",
     "fused_head",

@@ -9,9 +9,11 @@ import numpy as np
 
 from ntl_jax.tokenization.hugging_face import Tokenizer
 from train.data.sources import DataError, Row
+from train.data.token_cache import Arrays, cached
 
 IGNORE_INDEX = -100
 _ROWS_AT_ONCE = 8192  # bounds the Python lists that live beside the arrays
+_ARRAYS = ("sources", "source_offsets", "targets", "target_offsets", "truncated")
 _MULTIPLE = 8  # lengths are rounded up to it: few shapes, and aligned ones
 
 Batch = dict[str, np.ndarray]
@@ -198,6 +200,7 @@ def tokenize_rows(
     max_target_length: int,
     vocab_size: int | None = None,
     separator: str | None = None,
+    cache: str | None = None,
 ) -> TokenizedDataset:
     """Tokenises every row once.
 
@@ -212,6 +215,7 @@ def tokenize_rows(
         vocab_size: the model's number of logit columns; every id must be below it.
         separator: what stands between question and answer of a decoder-only model;
             None for an encoder-decoder.
+        cache: folder that keeps the ids for the next time; None keeps none.
 
     Returns:
         A `CausalDataset` where there is a separator.
@@ -228,13 +232,15 @@ def tokenize_rows(
         if length < 1:
             raise DataError(f"{name} must be at least 1, got {length}")
     causal = separator is not None
-    source = _Column(max_source_length, ends=not causal)
-    target = _Column(max_target_length)
-    for start in range(0, len(rows), _ROWS_AT_ONCE):
-        chunk = rows[start : start + _ROWS_AT_ONCE]
-        source.extend([row["question"] + (separator or "") for row in chunk], tokenizer)
-        target.extend([row["answer"] for row in chunk], tokenizer)
-    sources, targets = source.ragged(), target.ragged()
+    limits = (max_source_length, max_target_length)
+    make = functools.partial(_token_ids, rows, tokenizer, limits, separator)
+    if cache is None:
+        ids = make()
+    else:
+        settings = {"limits": limits, "separator": separator}
+        ids = cached(cache, rows, tokenizer, settings, make, _ARRAYS)
+    sources = Ragged(ids["sources"], ids["source_offsets"])
+    targets = Ragged(ids["targets"], ids["target_offsets"])
     if causal and (np.diff(sources.offsets) == 0).any():
         row = int(np.argmin(np.diff(sources.offsets)))
         raise DataError(
@@ -250,9 +256,32 @@ def tokenize_rows(
         pad_token_id=tokenizer.pad_token_id,
         source_length=round_up(sources.longest()),
         target_length=round_up(targets.longest()),
-        truncated_sources=source.truncated,
-        truncated_targets=target.truncated,
+        truncated_sources=int(ids["truncated"][0]),
+        truncated_targets=int(ids["truncated"][1]),
     )
+
+
+def _token_ids(
+    rows: Sequence[Row],
+    tokenizer: Tokenizer,
+    limits: tuple[int, int],
+    separator: str | None,
+) -> Arrays:
+    """The ids of both columns and where each row begins, and how many were cut."""
+    source = _Column(limits[0], ends=separator is None)
+    target = _Column(limits[1])
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        chunk = rows[start : start + _ROWS_AT_ONCE]
+        source.extend([row["question"] + (separator or "") for row in chunk], tokenizer)
+        target.extend([row["answer"] for row in chunk], tokenizer)
+    sources, targets = source.ragged(), target.ragged()
+    return {
+        "sources": sources.values,
+        "source_offsets": sources.offsets,
+        "targets": targets.values,
+        "target_offsets": targets.offsets,
+        "truncated": np.array([source.truncated, target.truncated]),
+    }
 
 
 class _Column:
