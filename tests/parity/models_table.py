@@ -81,12 +81,12 @@ def of_t5(kind: str) -> dict[str, float]:
         for number, (given, want) in enumerate(states):
             layer = layer_of(stack.layers, number)
             places = jnp.arange(given.shape[1], dtype=jnp.int32)
-            biases, x = (stack.relative_bias(places, places),), jnp.asarray(given)
+            bias, x = stack.relative_bias(places, places), jnp.asarray(given)
             if stack is t5.encoder:
-                got = layer(x, biases, NO_DROPOUT)
+                got = layer(x, bias, None, NO_DROPOUT)
             else:
                 memory = layer.cross_attention.project(encoded)
-                got = layer(x, biases, memory, (), NO_DROPOUT)
+                got = layer(x, bias, None, memory, None, NO_DROPOUT)
             blocks.append(relative(got, want))
     return {
         "logits": relative(logits, outputs.logits.detach().numpy()),

@@ -1,6 +1,7 @@
 """A disk that fills up while a run writes to it: what is there stays, and serves."""
 
 import pathlib
+import re
 import shutil
 import subprocess
 
@@ -19,6 +20,10 @@ from train.config import ConfigError
 from train.writer import MetricWriter, read_metrics, replace_text
 
 FULL = pathlib.Path("/dev/full")
+MESSAGE = re.compile(
+    r"^error: the checkpoint of step .* \(No space left on device\)\. Those before it "
+    "are whole: make room"
+)
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="no /dev/full")
 
 
@@ -45,17 +50,19 @@ def small_disk(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_checkpoints_before_the_full_disk_are_whole(hosts, small_disk, tmp_path):
-    """Of two hosts the one that can write does not wait for the one that cannot."""
+    """Of two hosts the one that can write does not wait for the one that cannot.
+
+    Whichever meets the full disk says so; the other one may notice it by its end alone.
+    """
     run_dir, grow = small_disk
     where = {"hosts": hosts, "flags": QUICK}
     more = ["--resume", "--keep-checkpoints=99", "--hosts.stuck-after=300"]
     ended = finish(start(run_dir, *more, **where))
     statuses, texts = [status for status, _ in ended], [text for _, text in ended]
-    assert statuses[0] == 1 and 0 not in statuses, texts
-    (last,) = texts[0].splitlines()[-1:]
-    assert last.startswith("error: the checkpoint of step ")
-    assert "(No space left on device). Those before it are whole: make room" in last
-    assert "Traceback" not in texts[0] and "stuck-after" not in texts[-1]
+    assert 1 in statuses and 0 not in statuses, texts
+    told = [text for text in texts if MESSAGE.search(text.splitlines()[-1])]
+    assert told and not any("Traceback" in text for text in told), texts
+    assert not any("stuck-after" in text for text in texts)
     stopped_at, _ = saved(run_dir)
     assert 0 < stopped_at < STEPS
     grow()
