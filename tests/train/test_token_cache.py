@@ -83,7 +83,7 @@ def test_made_once(tmp_path, separator):
 
 def test_whatever_changes_the_ids_is_another_entry(tmp_path):
     other = [*ROWS[:-1], {"question": ROWS[-1]["question"], "answer": "290"}]
-    moved = [{"question": "What is 0 plus 1? 1", "answer": ""}, *ROWS[1:]]
+    moved = [{"question": "What is 0 plus 1?1", "answer": ""}, *ROWS[1:]]
     split = DigitTokenizer(builtin_tokenizer())
     for number, change in enumerate(
         [
