@@ -111,9 +111,9 @@ ERRORS = {
     ),
     "no run": (["predict", "runs/absent", "What is 1 plus 1?"], "runs/absent"),
     "nothing to resume": (["quickstart", "--resume"], "no run called quickstart"),
-    "indivisible batch": (
+    "empty batch": (
         ["quickstart", "--data.batch-size", "0"],
-        "--data.batch-size 0",
+        "--data.batch-size is 0",
     ),
 }
 
