@@ -16,13 +16,9 @@ from train.data import (
 )
 from train.data.masked import mask_rows
 from train.data.order import GROUPED_STEPS, grouped_rows
-from train.inputs import (
-    COVERAGE_ROWS,
-    number_vocab,
-    open_tokenizer,
-    tokenizer_name,
-)
+from train.inputs import open_tokenizer, tokenizer_name
 from train.model import is_decoder_only
+from train.number_tokens import COVERAGE_ROWS, number_vocab
 from train.validate import validate_data
 
 MOST_ROWS = 100_000

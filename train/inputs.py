@@ -1,28 +1,21 @@
-"""Text made ready for the model: tokenizer, rows, ids and number tokens."""
+"""Text made ready for the model: tokenizer, rows and ids."""
 
 import dataclasses
-import logging
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 
-from ntl_jax import NumberVocab
-from ntl_jax.models import AnyConfig, NumformerConfig, T5RegressionConfig
-from ntl_jax.number_grammar import find_numbers, last_number
-from ntl_jax.number_vocab import Policy
+from ntl_jax.models import AnyConfig, T5RegressionConfig
 from ntl_jax.tokenization import (
     RegressionTransformerTokenizer,
     Tokenizer,
     XvalTokenizer,
     load_tokenizer,
-    read_place_digit,
 )
 from ntl_jax.value_scales import ValueScale
-from train.config import NUMBER_TERMS, ConfigError, TrainConfig
+from train.config import ConfigError, TrainConfig
 from train.data import (
     Buckets,
-    CausalDataset,
     MaskedDataset,
     PackedDataset,
     Row,
@@ -35,13 +28,8 @@ from train.data import (
     tokenize_rows,
 )
 from train.model import is_decoder_only
-from train.number_answers import NumberModel
 from train.regression import last_numbers, with_numbers
-
-logger = logging.getLogger("train")
-
-COVERAGE_ROWS = 1000
-LOWEST_COVERAGE = 0.5
+from train.row_checks import check_length, count_long, count_numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +101,7 @@ def load_inputs(
         )
     splits = load_splits(config.data)
     for set_name, rows in splits.evaluation.items():
-        _count_numbers(set_name, rows)
+        count_numbers(set_name, rows)
     if scale is None and isinstance(model, T5RegressionConfig):
         scale = fitted(config, last_numbers(splits.train))
     unfitted = scale or ValueScale("none")
@@ -128,7 +116,7 @@ def load_inputs(
     }
     if config.head == "lm":
         for set_name, dataset in evaluation.items():
-            _count_long(set_name, dataset, config.evaluation.max_new_tokens)
+            count_long(set_name, dataset, config.evaluation.max_new_tokens)
     if config.data.packing:
         packed = _packed(train, config, model)
         return Inputs(tokenizer, splits, packed, evaluation, None, scale)
@@ -213,7 +201,7 @@ def tokenized(
             rate=config.mask_rate,
         )
         masked = dataclasses.replace(masked, scale=scale)
-        _check_length(masked, config, model)
+        check_length(masked, config, model)
         return masked
     dataset = tokenize_rows(
         rows,
@@ -224,127 +212,7 @@ def tokenized(
         separator=config.data.separator if is_decoder_only(model) else None,
         cache=config.token_cache,
     )
-    _check_length(dataset, config, model)
+    check_length(dataset, config, model)
     if isinstance(model, T5RegressionConfig):
         return with_numbers(dataset, rows, scale)
     return dataset
-
-
-def _check_length(dataset: TokenizedDataset, config: TrainConfig, model: AnyConfig):
-    """A table of positions ends somewhere; generation goes beyond the prompt."""
-    if isinstance(model, NumformerConfig):
-        (length,) = dataset.shape
-        if length > model.max_positions:
-            raise ConfigError(
-                f"questions with their answers take up to {length} tokens, more than "
-                f"the model's {model.max_positions} positions: lower "
-                "--data.max-source-length or --data.max-target-length."
-            )
-        return
-    most = getattr(model, "n_positions", None)
-    if most is None or not isinstance(dataset, CausalDataset):
-        return
-    answered = dataset.source_length + config.evaluation.max_new_tokens
-    longest = max(dataset.length, answered)
-    if longest > most:
-        more = f"set --model.n-positions {longest}, or " if not config.init_from else ""
-        raise ConfigError(
-            f"questions and answers take up to {longest} tokens, more than the model's "
-            f"{most} positions: {more}lower --data.max-source-length, "
-            "--data.max-target-length or --evaluation.max-new-tokens."
-        )
-
-
-def _count_numbers(set_name: str, rows: Sequence[Row]) -> None:
-    """Says how many answers number metrics will leave out."""
-    lacking = [
-        number
-        for number, row in enumerate(rows, start=1)
-        if last_number(row["answer"], fractions=True) is None
-    ]
-    if lacking:
-        logger.warning(
-            "%d of %d answers of the evaluation set %r hold no number, the first in "
-            "row %d: number metrics are of the others",
-            len(lacking),
-            len(rows),
-            set_name,
-            lacking[0],
-        )
-
-
-def _count_long(set_name: str, dataset: TokenizedDataset, max_new_tokens: int) -> None:
-    """Says how many right answers are longer than any generated text."""
-    lengths = dataset.targets.sizes(np.arange(len(dataset))) - 1  # without the end
-    long = int((lengths > max_new_tokens).sum())
-    if long:
-        logger.warning(
-            "%d of %d answers of the evaluation set %r are longer than "
-            "--evaluation.max-new-tokens %d, the longest %d: what is generated for "
-            "them ends too early",
-            long,
-            len(dataset),
-            set_name,
-            max_new_tokens,
-            lengths.max(),
-        )
-
-
-def number_vocab(tokenizer: Tokenizer, vocab_size: int, policy: str) -> NumberVocab:
-    """The number tokens under a policy; tokens with places count as their digits."""
-    if isinstance(tokenizer, RegressionTransformerTokenizer):
-        return NumberVocab.from_tokenizer(
-            tokenizer, vocab_size=vocab_size, policy=read_place_digit
-        )
-    return NumberVocab.from_tokenizer(
-        tokenizer, vocab_size=vocab_size, policy=cast(Policy, policy)
-    )
-
-
-def make_vocab(config: TrainConfig, model: AnyConfig, inputs: Inputs) -> NumberVocab:
-    """The number tokens, after checking that the answers' digits land on them.
-
-    Raises:
-        ConfigError: no number tokens, or a number loss that would see under half of
-            the digits, or no number at all.
-    """
-    try:
-        vocab = number_vocab(inputs.tokenizer, model.vocab_size, config.number_policy)
-    except ValueError as error:
-        raise ConfigError(f"--tokenizer {config.tokenizer}: {error}") from error
-    if isinstance(model, NumberModel):
-        logger.info("%s", _of_number_model(config, inputs))
-        return vocab
-    answers = [row["answer"] for row in inputs.splits.train[:COVERAGE_ROWS]]
-    coverage = vocab.coverage(inputs.tokenizer, answers)
-    logger.info("%.1f%% of the digits in the answers are number tokens", 100 * coverage)
-    has_number_loss = any(
-        getattr(config.loss, term) is not None for term in NUMBER_TERMS
-    )
-    if (
-        has_number_loss
-        and not config.allow_low_coverage
-        and not any(find_numbers(answer) for answer in answers)
-    ):
-        raise ConfigError(
-            f"the first {len(answers)} training answers hold no number, so a number "
-            "loss would see nothing: train with cross entropy alone (--loss.was None), "
-            "or accept it with --allow-low-coverage."
-        )
-    if has_number_loss and coverage < LOWEST_COVERAGE and not config.allow_low_coverage:
-        raise ConfigError(
-            f"only {coverage:.1%} of the digits in the answers land on number tokens, "
-            "so a number loss would see little of them: train with --split-digits or "
-            "--number-policy numbers, or accept it with --allow-low-coverage."
-        )
-    return vocab
-
-
-def _of_number_model(config: TrainConfig, inputs: Inputs) -> str:
-    scale = inputs.scale
-    how = f"numbers go through {scale.kind}"
-    if scale.kind == "minmax5":
-        how += f" ({scale.low:g} to -5, {scale.high:g} to 5)"
-    if config.head == "numformer":
-        return f"{how}; hidden tokens are learned by cross entropy, numbers by squares"
-    return f"{how}; the head learns by squared error, in which --loss has no part"

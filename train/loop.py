@@ -23,15 +23,9 @@ from train.hosts import (
     place,
     several,
 )
-from train.inputs import (
-    Inputs,
-    layout,
-    load_inputs,
-    make_vocab,
-    open_tokenizer,
-    tokenizer_name,
-)
+from train.inputs import Inputs, layout, load_inputs, open_tokenizer, tokenizer_name
 from train.model import model_dict, model_of_dict, with_head, with_tokenizer
+from train.number_tokens import make_vocab
 from train.pretrained import check_model, fit_vocabulary, pretrained_params
 from train.progress import CompileTimes, IntervalLog, StepProfile, StopSignal
 from train.rundir import (

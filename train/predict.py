@@ -24,7 +24,8 @@ from ntl_jax.tokenization import Tokenizer, XvalTokenizer
 from ntl_jax.value_scales import ValueScale
 from train.config import ConfigError, MeshConfig
 from train.data.masked import question_row
-from train.inputs import number_vocab, open_tokenizer
+from train.inputs import open_tokenizer
+from train.number_tokens import number_vocab
 from train.model import is_decoder_only, model_of_dict
 from train.placing import (
     fitting_mesh,

@@ -10,7 +10,8 @@ import tyro
 from train.config import ConfigError, EvalConfig, MeshConfig, TrainConfig, mesh_shape
 from train.data import Row, load_splits
 from train.evaluate import Evaluator, write_predictions
-from train.inputs import number_vocab, open_tokenizer, tokenized
+from train.inputs import open_tokenizer, tokenized
+from train.number_tokens import number_vocab
 from train.placing import (
     fitting_mesh,
     open_mesh,

@@ -15,7 +15,8 @@ from train.config import (
     TrainConfig,
     mesh_shape,
 )
-from train.inputs import load_inputs, make_vocab
+from train.inputs import load_inputs
+from train.number_tokens import make_vocab
 from train.state import Task, make_task
 
 TINY_MODEL = T5Config(

@@ -7,7 +7,8 @@ import pytest
 
 from tests.train.helpers import TINY, changed
 from train.config import ConfigError, DataConfig
-from train.inputs import load_inputs, make_vocab
+from train.inputs import load_inputs
+from train.number_tokens import make_vocab
 
 
 def rows(path: pathlib.Path, *answers: str) -> str:

@@ -14,11 +14,12 @@ from tests.train.conftest import standard_promotion
 from tests.train.helpers import SHALLOW, changed
 from train.config import ConfigError, LossConfig
 from train.data import MaskedDataset, load_splits
-from train.inputs import load_inputs, make_vocab, open_tokenizer
+from train.inputs import load_inputs, open_tokenizer
 from train.loop import run
 from train.loss import loss_and_grads
 from train.model import with_tokenizer
 from train.number_answers import total_loss
+from train.number_tokens import make_vocab
 from train.predict import export, load_run, predict
 from train.pretrained import fit_vocabulary
 from train.reevaluate import evaluate

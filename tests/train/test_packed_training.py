@@ -17,8 +17,9 @@ from tests.train.helpers import SHALLOW, changed
 from train.config import ConfigError, LossConfig
 from train.data import pack, tokenize_rows, train_batches
 from train.data.transforms import Ragged
-from train.inputs import load_inputs, make_vocab
+from train.inputs import load_inputs
 from train.model import answer_logits, is_decoder_only
+from train.number_tokens import make_vocab
 from train.state import init_state, make_task
 from train.step import compile_train_step, loss_and_grads
 

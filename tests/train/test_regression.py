@@ -15,9 +15,10 @@ from tests.train.conftest import standard_promotion
 from tests.train.helpers import SHALLOW, changed, tiny_task
 from train.config import ConfigError
 from train.data import DataError
-from train.inputs import fitted, load_inputs, make_vocab, tokenized
+from train.inputs import fitted, load_inputs, tokenized
 from train.loop import run
 from train.model import with_head
+from train.number_tokens import make_vocab
 from train.predict import export, load_run, predict
 from train.pretrained import pretrained_params
 from train.regression import NumberDataset, last_numbers, written

@@ -1,0 +1,82 @@
+"""Which tokens are numbers, and how many of the answers' digits land on them."""
+
+import logging
+from typing import cast
+
+from ntl_jax import NumberVocab
+from ntl_jax.models import AnyConfig
+from ntl_jax.number_grammar import find_numbers
+from ntl_jax.number_vocab import Policy
+from ntl_jax.tokenization import (
+    RegressionTransformerTokenizer,
+    Tokenizer,
+    read_place_digit,
+)
+from train.config import NUMBER_TERMS, ConfigError, TrainConfig
+from train.inputs import Inputs
+from train.number_answers import NumberModel
+
+logger = logging.getLogger("train")
+
+COVERAGE_ROWS = 1000
+LOWEST_COVERAGE = 0.5
+
+
+def number_vocab(tokenizer: Tokenizer, vocab_size: int, policy: str) -> NumberVocab:
+    """The number tokens under a policy; tokens with places count as their digits."""
+    if isinstance(tokenizer, RegressionTransformerTokenizer):
+        return NumberVocab.from_tokenizer(
+            tokenizer, vocab_size=vocab_size, policy=read_place_digit
+        )
+    return NumberVocab.from_tokenizer(
+        tokenizer, vocab_size=vocab_size, policy=cast(Policy, policy)
+    )
+
+
+def make_vocab(config: TrainConfig, model: AnyConfig, inputs: Inputs) -> NumberVocab:
+    """The number tokens, after checking that the answers' digits land on them.
+
+    Raises:
+        ConfigError: no number tokens, or a number loss that would see under half of
+            the digits, or no number at all.
+    """
+    try:
+        vocab = number_vocab(inputs.tokenizer, model.vocab_size, config.number_policy)
+    except ValueError as error:
+        raise ConfigError(f"--tokenizer {config.tokenizer}: {error}") from error
+    if isinstance(model, NumberModel):
+        logger.info("%s", _of_number_model(config, inputs))
+        return vocab
+    answers = [row["answer"] for row in inputs.splits.train[:COVERAGE_ROWS]]
+    coverage = vocab.coverage(inputs.tokenizer, answers)
+    logger.info("%.1f%% of the digits in the answers are number tokens", 100 * coverage)
+    has_number_loss = any(
+        getattr(config.loss, term) is not None for term in NUMBER_TERMS
+    )
+    if (
+        has_number_loss
+        and not config.allow_low_coverage
+        and not any(find_numbers(answer) for answer in answers)
+    ):
+        raise ConfigError(
+            f"the first {len(answers)} training answers hold no number, so a number "
+            "loss would see nothing: train with cross entropy alone (--loss.was None), "
+            "or accept it with --allow-low-coverage."
+        )
+    if has_number_loss and coverage < LOWEST_COVERAGE and not config.allow_low_coverage:
+        raise ConfigError(
+            f"only {coverage:.1%} of the digits in the answers land on number tokens, "
+            "so a number loss would see little of them: train with --split-digits or "
+            "--number-policy numbers, or accept it with --allow-low-coverage."
+        )
+    return vocab
+
+
+def _of_number_model(config: TrainConfig, inputs: Inputs) -> str:
+    scale = inputs.scale
+    how = f"numbers go through {scale.kind}"
+    if scale.kind == "minmax5":
+        how += f" ({scale.low:g} to -5, {scale.high:g} to 5)"
+    if config.head == "numformer":
+        return f"{how}; hidden tokens are learned by cross entropy, numbers by squares"
+    return f"{how}; the head learns by squared error, in which --loss has no part"
