@@ -102,7 +102,7 @@ def compile_ahead(config: TrainConfig, topology: str) -> AotReport:
             the devices, or the program does not fit their memory.
     """
     devices = find_devices(topology)
-    config.validate(len(devices))
+    config.validate(len(devices), devices[0].platform)
     if config.head != "lm":
         raise ConfigError(
             f"only models that write text are compiled ahead: --head {config.head} is "

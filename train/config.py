@@ -161,6 +161,6 @@ class TrainConfig:
     compilation_cache: str | None = None
     """Folder that keeps compiled programs between runs; None compiles anew."""
 
-    def validate(self, num_devices: int) -> None:
+    def validate(self, num_devices: int, platform: str | None = None) -> None:
         """Raises ConfigError where fields contradict each other or the machine."""
-        validate(self, num_devices)
+        validate(self, num_devices, platform)

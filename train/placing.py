@@ -1,5 +1,6 @@
 """The parameters of a finished run, laid out on the devices that are here."""
 
+import dataclasses
 import functools
 import logging
 import math
@@ -15,6 +16,7 @@ from train.config import ConfigError, MeshConfig, mesh_shape
 from train.hosts import launcher, several
 from train.state import Params
 from train.storage import AnyPath
+from train.validate import check_attention
 
 logger = logging.getLogger("train")
 
@@ -92,6 +94,16 @@ def open_mesh(config: MeshConfig, model: AnyConfig) -> Mesh:
     except ValueError as error:
         raise ConfigError(f"--mesh does not suit the model: {error}") from error
     return mesh
+
+
+def runnable(model: AnyConfig) -> AnyConfig:
+    """The model of a finished run, by XLA's attention where its own cannot run here."""
+    try:
+        check_attention(model)
+    except ConfigError as error:
+        logger.info("the run's %s Taking 'xla'.", error)
+        return dataclasses.replace(model, attention="xla")
+    return model
 
 
 def restored_params(run_dir: AnyPath, model: AnyConfig, mesh: Mesh) -> Params:

@@ -25,8 +25,8 @@ from ntl_jax.value_scales import ValueScale
 from train.config import ConfigError, MeshConfig
 from train.data.masked import question_row
 from train.inputs import open_tokenizer
-from train.number_tokens import number_vocab
 from train.model import is_decoder_only, model_of_dict
+from train.number_tokens import number_vocab
 from train.placing import (
     fitting_mesh,
     open_mesh,
@@ -101,7 +101,8 @@ def load_run(run_dir: AnyPath, mesh: MeshConfig | None = None) -> TrainedModel:
     )
     vocab = number_vocab(tokenizer, model.vocab_size, config["number_policy"])
     return TrainedModel(
-        model,
+        # A question may have any length, and be asked of any machine.
+        dataclasses.replace(model, attention="auto"),
         params,
         tokenizer,
         vocab,

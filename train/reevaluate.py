@@ -17,6 +17,7 @@ from train.placing import (
     open_mesh,
     refuse_several_hosts,
     restored_params,
+    runnable,
 )
 from train.report import report
 from train.rundir import (
@@ -115,7 +116,12 @@ def _changed(config: TrainConfig, asked: Evaluation) -> TrainConfig:
     given["batch_size"] = sizes["data"] * sizes["fsdp"]
     data = dataclasses.replace(config.data, **given)
     config = dataclasses.replace(
-        config, evaluation=asked.evaluation, mesh=asked.mesh, data=data, accumulate=1
+        config,
+        model=runnable(config.model),
+        evaluation=asked.evaluation,
+        mesh=asked.mesh,
+        data=data,
+        accumulate=1,
     )
     config.validate(jax.device_count())
     return config

@@ -4,7 +4,14 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from ntl_jax.models import NumformerConfig, T5Config
+from ntl_jax.models import (
+    AnyConfig,
+    GPT2Config,
+    GraniteConfig,
+    NumformerConfig,
+    T5Config,
+)
+from ntl_jax.models.attention_choice import check_trainable
 from train.loss_config import NUMBER_TERMS, PER_ROW_TERMS, LossConfig
 
 if TYPE_CHECKING:
@@ -60,8 +67,19 @@ class ConfigError(ValueError):
     """A run that cannot be what its flags say; the message is for the user."""
 
 
-def validate(config: "TrainConfig", num_devices: int) -> None:
-    """Raises ConfigError where fields contradict each other or the machine."""
+def validate(
+    config: "TrainConfig", num_devices: int, platform: str | None = None
+) -> None:
+    """Refuses fields that contradict each other or the machine.
+
+    Args:
+        config: of a run.
+        num_devices: that it has.
+        platform: of these devices: "cpu", "gpu" or "tpu"; None: of those here.
+
+    Raises:
+        ConfigError: names the flags, and what to do.
+    """
     _check(config.steps >= 1, f"--steps is {config.steps}: give at least 1.")
     _check(config.log_every >= 1, f"--log-every is {config.log_every}: at least 1.")
     for flag, every in (
@@ -109,6 +127,7 @@ def validate(config: "TrainConfig", num_devices: int) -> None:
         f"--steps {config.steps}.",
     )
     _check_mesh(config, num_devices)
+    check_attention(config.model, platform)
 
 
 def validate_data(config: "TrainConfig") -> None:
@@ -228,6 +247,28 @@ def _check_mesh(config: "TrainConfig", num_devices: int) -> None:
         f"each of data x fsdp = {rows} devices has of --data.batch-size "
         f"{config.data.batch_size}: take a divisor of {share}.",
     )
+
+
+def check_attention(model: AnyConfig, platform: str | None = None) -> None:
+    """Raises ConfigError where a model's attention cannot be computed as it says."""
+    if isinstance(model, GPT2Config):
+        width, dropout = model.n_embd // model.n_head, model.attn_pdrop
+    elif isinstance(model, GraniteConfig):
+        width, dropout = model.head_dim, model.attention_dropout
+    elif isinstance(model, NumformerConfig):
+        width, dropout = model.d_model // model.num_heads, model.dropout_rate
+    else:
+        width, dropout = model.d_kv, model.dropout_rate
+    try:
+        check_trainable(
+            model.attention,
+            width=width,
+            dtype=model.dtype,
+            dropout=dropout,
+            platform=platform,
+        )
+    except ValueError as error:
+        raise ConfigError(f"--model.{error}.") from error
 
 
 def mesh_shape(mesh: "MeshConfig", num_devices: int) -> dict[str, int]:

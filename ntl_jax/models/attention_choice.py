@@ -12,6 +12,8 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
+from ntl_jax.models.layers import DropoutSite
+
 Implementation = Literal["auto", "xla", "cudnn", "triton"]
 
 AUTO: tuple[Implementation, ...] = ()
@@ -53,18 +55,65 @@ def choose_implementation(
         if problem is None:
             return name
         if implementation != "auto":
-            raise ValueError(f"attention={name!r} {problem}; or choose 'xla'")
+            raise ValueError(_refusal(name, problem))
     return "xla"
 
 
+def check_trainable(
+    implementation: Implementation,
+    *,
+    width: int,
+    dtype: str,
+    dropout: float,
+    platform: str | None = None,
+) -> None:
+    """Refuses early what `choose_implementation` would refuse at the first trace.
+
+    Args:
+        implementation: what a model's config asks for.
+        width: of a head, H.
+        dtype: of the activations.
+        dropout: rate of the probabilities' dropout in training.
+        platform: what the program is for: "gpu", "tpu" or "cpu"; None: JAX's default.
+
+    Raises:
+        ValueError: it does not run there, or does not take such a model.
+    """
+    check_implementation(implementation)
+    if implementation in ("xla", "auto"):
+        return
+    problem = _unfit_for_platform(implementation, platform or _platform())
+    if problem is None:
+        heads = jax.ShapeDtypeStruct((1, 2, 1, width), dtype)
+        drop = DropoutSite(dropout, jax.random.key(0))
+        problem = _unfit_operands(implementation, heads, heads, 1.0, None, None, drop)
+    if problem is not None:
+        raise ValueError(_refusal(implementation, problem))
+
+
+def _refusal(name: Implementation, problem: str) -> str:
+    return f"attention={name!r} {problem}; or choose 'xla'"
+
+
 def _unfit(name, q, k, scale, bias, mask, drop) -> str | None:
-    """Why a program does not take these operands, in words."""
-    if _platform() != "gpu":
-        return f"runs on NVIDIA GPUs, and the program is for {_platform()!r}"
+    """Why a program does not run here, or does not take these operands, in words."""
+    problem = _unfit_for_platform(name, _platform())
+    return problem or _unfit_operands(name, q, k, scale, bias, mask, drop)
+
+
+def _unfit_for_platform(name, platform: str) -> str | None:
+    if platform != "gpu":
+        return f"runs on NVIDIA GPUs, and the program is for {platform!r}"
     if name == "cudnn":
-        return _unfit_for_cudnn(q, k, scale, bias, mask, drop)
+        return None
     if importlib.util.find_spec("jax.experimental.pallas.triton") is None:
         return f"needs Pallas' Triton backend, which JAX {jax.__version__} has not"
+    return None
+
+
+def _unfit_operands(name, q, k, scale, bias, mask, drop) -> str | None:
+    if name == "cudnn":
+        return _unfit_for_cudnn(q, k, scale, bias, mask, drop)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.explicit_axes or (mesh.manual_axes and not mesh.are_all_axes_manual):
         return (

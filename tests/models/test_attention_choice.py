@@ -22,7 +22,7 @@ from ntl_jax.models import (
     init_params,
 )
 from ntl_jax.models import t5 as t5_model
-from ntl_jax.models.attention_choice import choose_implementation
+from ntl_jax.models.attention_choice import check_trainable, choose_implementation
 from ntl_jax.models.layers import DropoutSite
 from ntl_jax.sharding import batch_sharding, make_mesh, on_mesh, param_shardings
 from tests.models.flash_cases import tiles_of
@@ -136,6 +136,36 @@ def test_a_jax_without_the_backend_has_no_kernels(on_gpu, monkeypatch):
         choose_implementation("triton", *heads(), scale=1.0)
     monkeypatch.setattr(attention_choice, "AUTO", ("triton",))
     assert choose_implementation("auto", *heads(), scale=1.0) == "xla"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "error"),
+    [
+        ("triton", {"platform": "tpu"}, "NVIDIA GPUs, and the program is for 'tpu'"),
+        ("cudnn", {"platform": "cpu"}, "NVIDIA GPUs, and the program is for 'cpu'"),
+        ("triton", {"width": 24}, "takes heads of width"),
+        ("cudnn", {"width": 256}, "up to 128; it is 256"),
+        ("cudnn", {"dtype": "float32"}, "takes bfloat16; q is float32"),
+        ("cudnn", {"dropout": 0.1}, "no dropout of probabilities"),
+    ],
+)
+def test_a_model_is_refused_before_it_is_traced(name, changes, error):
+    fitting = {"width": 64, "dtype": "bfloat16", "dropout": 0.0, "platform": "gpu"}
+    check_trainable(name, **fitting)
+    with pytest.raises(ValueError, match=f"attention='{name}'.*{error}.*choose 'xla'"):
+        check_trainable(name, **fitting | changes)
+    for anywhere in ("xla", "auto"):
+        check_trainable(anywhere, **fitting | changes)
+
+
+def test_the_kernels_drop_probabilities_themselves():
+    check_trainable("triton", width=64, dtype="float32", dropout=0.1, platform="gpu")
+
+
+def test_without_the_backend_no_model_is_trained_by_kernels(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="needs Pallas' Triton backend, which JAX"):
+        check_trainable("triton", width=64, dtype="float32", dropout=0, platform="gpu")
 
 
 def test_cudnn_is_called_as_jax_wants_it(on_gpu, monkeypatch):

@@ -6,7 +6,9 @@ import math
 
 import pytest
 
+from ntl_jax.models import GPT2Config, GraniteConfig, T5Config
 from tests.train.helpers import TINY
+from train.__main__ import main
 from train.config import ConfigError, LossConfig, MeshConfig, mesh_shape
 from train.presets import load_preset, preset_names
 from train.rundir import check_same_run, resolve_run_dir, trained_runs, write_config
@@ -59,6 +61,11 @@ def change(path: str, value):
             3,
             "--accumulate 3 does not divide the 1 rows that each of data",
         ),
+        (
+            "model.attention",
+            "triton",
+            "--model.attention='triton' runs on NVIDIA GPUs, and the program is for",
+        ),
     ],
 )
 def test_contradictions_name_the_flag(path, value, message):
@@ -68,6 +75,39 @@ def test_contradictions_name_the_flag(path, value, message):
 
 def test_tiny_is_valid():
     TINY.validate(num_devices=8)
+
+
+HEADS = {
+    "t5": T5Config(d_kv=64, d_model=16, num_heads=2),
+    "gpt2": GPT2Config(n_embd=128, n_head=2, attn_pdrop=0.0, resid_pdrop=0.1),
+    "granite": GraniteConfig(
+        hidden_size=128, num_attention_heads=2, num_key_value_heads=1
+    ),
+}
+
+
+@pytest.mark.parametrize("family", HEADS)
+def test_attention_asks_for_the_width_and_the_dropout_of_heads(family):
+    model = dataclasses.replace(HEADS[family], attention="triton", dtype="bfloat16")
+    change("model", model).validate(8, "gpu")
+    cudnn = change("model", dataclasses.replace(model, attention="cudnn"))
+    if family == "gpt2":
+        cudnn.validate(8, "gpu")
+    else:
+        with pytest.raises(ConfigError, match="'cudnn' has no dropout of probab"):
+            cudnn.validate(8, "gpu")
+    with pytest.raises(ConfigError, match="the program is for 'tpu'; or choose 'xla'"):
+        cudnn.validate(8, "tpu")
+
+
+def test_a_program_that_cannot_run_is_refused_before_anything_is_written(
+    tmp_path, capsys
+):
+    flags = ["--model.attention", "cudnn", "--run-dir", str(tmp_path / "run")]
+    assert main(["quickstart", "--evaluation.batch-size", "8", *flags]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told[-1].startswith("error: --model.attention='cudnn' runs on NVIDIA GPUs")
+    assert not (tmp_path / "run").exists()
 
 
 def test_mesh_shape_fills_in():

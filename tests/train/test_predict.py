@@ -1,5 +1,7 @@
 """Asking a trained run: its answer, its digit probabilities, its checkpoint."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from ntl_jax.generate import greedy
 from train.config import ConfigError
 from train.predict import answer_report, export, load_run, number_probabilities, predict
+from train.rundir import read_config
 
 QUESTION = "What is 3 plus 4?"
 
@@ -64,6 +67,14 @@ def test_an_answer_without_digits_says_so(model):
     zero = jax.tree.map(jnp.zeros_like, model.params)
     silent = type(model)(**{**vars(model), "params": zero})
     assert answer_report(silent, QUESTION).endswith("(no digit in it)")
+
+
+def test_a_run_trained_by_kernels_is_asked_on_any_machine(compared, tmp_path):
+    config = read_config(compared / "ce-0.3was")
+    config["resolved_model"]["attention"] = "triton"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "checkpoints").symlink_to(compared / "ce-0.3was" / "checkpoints")
+    assert load_run(tmp_path).model.attention == "auto"
 
 
 def test_predict_asks_every_run_of_a_comparison(compared):

@@ -1,5 +1,6 @@
 """A finished run evaluated anew: as before, with beams, as the paper counts."""
 
+import dataclasses
 import json
 
 import chex
@@ -10,6 +11,7 @@ import pytest
 from ntl_jax.generate import generate
 from ntl_jax.metrics import numeric_metrics
 from tests.train.helpers import COMPARED as TRAINED
+from train import reevaluate
 from train.__main__ import main
 from train.config import ConfigError
 from train.inputs import load_inputs
@@ -57,6 +59,26 @@ def test_a_run_evaluated_again_says_what_it_said(compared, tmp_path, capsys):
     assert answers(tmp_path / "again") == answers(compared / RUN)
     metrics = [result[SET]["metrics"] for result in (old, new)]
     chex.assert_trees_all_close(*metrics, rtol=1e-5)
+
+
+def test_a_run_trained_by_kernels_is_evaluated_here(
+    compared, tmp_path, monkeypatch, caplog
+):
+    config = json.loads((compared / RUN / "config.json").read_text())
+    config["resolved_model"]["attention"] = "triton"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "checkpoints").symlink_to(compared / RUN / "checkpoints")
+    seen = []
+    monkeypatch.setattr(reevaluate, "_evaluate", lambda *given: seen.append(given[1]))
+    monkeypatch.setattr(reevaluate, "report", lambda *given: "")
+    # The command line logs to a stream of its own.
+    monkeypatch.setattr(reevaluate.logger, "propagate", True)
+    monkeypatch.setattr(reevaluate.logger, "handlers", [])
+    caplog.set_level("INFO", logger="train")
+    evaluate(tmp_path, MESH)
+    assert seen[0].model == dataclasses.replace(TRAINED.model, attention="xla")
+    assert "attention='triton' runs on NVIDIA GPUs" in caplog.text
+    assert "Taking 'xla'." in caplog.text
 
 
 def answers_of_generate(run, **options):
