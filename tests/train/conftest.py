@@ -2,14 +2,17 @@
 
 import contextlib
 import pathlib
+import re
 
 import filelock
 import jax
+import numpy as np
 import pytest
 
 from tests.train.fake_bucket import FakeBucket
-from tests.train.helpers import COMPARED
+from tests.train.helpers import COMPARED, SHALLOW, tiny_task
 from train.compare import run_comparison
+from train.state import Task, TrainState, init_state
 
 
 @contextlib.contextmanager
@@ -36,6 +39,37 @@ def bucket():
         environment.setenv("TENSORSTORE_GCS_HTTP_URL", served.url)
         environment.setenv("NO_GCE_CHECK", "true")
         yield served
+
+
+@pytest.fixture
+def folder(bucket, request) -> str:
+    """The name of a folder of the bucket, of this test alone."""
+    yield re.sub(r"\W+", "-", request.node.name)
+    bucket.refuse_nothing()
+
+
+@pytest.fixture(scope="session")
+def task() -> Task:
+    """SHALLOW's, on one device."""
+    return tiny_task(SHALLOW)
+
+
+@pytest.fixture(scope="session")
+def states(task) -> list[TrainState]:
+    """Its state of step 0, and of a step 1 with other parameters and moments.
+
+    Random ones, which take more room on disk than what says where they lie.
+    """
+    first = init_state(task)
+    draw = np.random.default_rng(0)
+
+    def other(leaf: jax.Array) -> jax.Array:
+        if leaf.dtype != np.float32:
+            return leaf
+        return leaf + draw.normal(size=leaf.shape).astype(np.float32)
+
+    params, moments = jax.tree.map(other, (first.params, first.opt_state))
+    return [first, TrainState(first.step + 1, params, moments, first.plateau)]
 
 
 @pytest.fixture(scope="session")

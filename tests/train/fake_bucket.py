@@ -28,10 +28,12 @@ class FakeBucket:
         refuse: of (method, name) what this says is refused, as without a permission.
     """
 
+    refuse: Callable[[str, str], bool]
+
     def __init__(self) -> None:
         self.objects: dict[str, tuple[bytes, int]] = {}
         self.changes: list[tuple[str, str]] = []
-        self.refuse: Callable[[str, str], bool] = lambda method, name: False
+        self.refuse_nothing()
         self.uploads: dict[str, tuple[str, bytes]] = {}
         self.lock = threading.Lock()
         self.numbers = itertools.count(1)
@@ -54,6 +56,14 @@ class FakeBucket:
     def generation(self, name: str) -> int:
         """0 where there is no such object."""
         return self.objects.get(name, (b"", 0))[1]
+
+    def refuse_like(self, method: str, pattern: str) -> None:
+        """From now on refuses a method on names that the pattern is found in."""
+        found = re.compile(pattern).search
+        self.refuse = lambda m, name: m == method and found(name) is not None
+
+    def refuse_nothing(self) -> None:
+        self.refuse = lambda method, name: False
 
     def put(self, name: str, content: bytes) -> dict[str, Any]:
         self.objects[name] = (content, next(self.numbers))

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import pytest
 
 from ntl_jax.models import T5Config
 from ntl_jax.sharding import make_mesh
@@ -18,6 +19,12 @@ from train.config import (
 from train.inputs import load_inputs
 from train.number_tokens import make_vocab
 from train.state import Task, make_task
+
+INTERRUPTED_IO = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+"""Orbax drops reads and writes that were under way when the first one failed, and
+Python warns of them when they are collected."""
 
 TINY_MODEL = T5Config(
     vocab_size=512,

@@ -9,19 +9,15 @@ import jax
 import numpy as np
 import pytest
 
-from tests.train.helpers import SHALLOW, tiny_task
+from tests.train.helpers import INTERRUPTED_IO, SHALLOW
 from train.checkpoint import Checkpointer, DamagedError
 from train.config import ConfigError
 from train.rundir import config_dict
-from train.state import TrainState, abstract_state, init_state
+from train.state import abstract_state
 
 CONFIG = config_dict(SHALLOW)
 
-# Orbax drops the reads that were under way when the first one failed, and Python warns
-# of them when they are collected.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)
+pytestmark = INTERRUPTED_IO
 
 
 @pytest.fixture(autouse=True)
@@ -29,29 +25,6 @@ def _collected(monkeypatch):
     monkeypatch.setattr(logging.getLogger("train"), "propagate", True)
     yield
     gc.collect()
-
-
-@pytest.fixture(scope="module")
-def task():
-    return tiny_task(SHALLOW)
-
-
-@pytest.fixture(scope="module")
-def states(task) -> list[TrainState]:
-    """Step 0, and a step 1 of other parameters and moments.
-
-    Random ones, which take more room on disk than what says where they lie.
-    """
-    first = init_state(task)
-    draw = np.random.default_rng(0)
-
-    def other(leaf: jax.Array) -> jax.Array:
-        if leaf.dtype != np.float32:
-            return leaf
-        return leaf + draw.normal(size=leaf.shape).astype(np.float32)
-
-    params, moments = jax.tree.map(other, (first.params, first.opt_state))
-    return [first, TrainState(first.step + 1, params, moments, first.plateau)]
 
 
 @pytest.fixture(scope="module")

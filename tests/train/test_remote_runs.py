@@ -105,7 +105,7 @@ def test_a_comparison(bucket):
 
 
 def test_without_permission_or_bucket(bucket):
-    bucket.refuse = lambda method, name: method == "POST"
+    bucket.refuse_like("POST", "")
     try:
         for where in ("gs://bucket/refused", "gs://elsewhere/run"):
             ((status, said),) = finish(start(where))
@@ -113,4 +113,4 @@ def test_without_permission_or_bucket(bucket):
             assert said.splitlines()[-1].startswith(f"error: {where} cannot be used")
             assert "Traceback" not in said
     finally:
-        bucket.refuse = lambda method, name: False
+        bucket.refuse_nothing()

@@ -14,12 +14,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from tests.train.helpers import SHALLOW, tiny_task
+from tests.train.helpers import INTERRUPTED_IO, SHALLOW
 from train.checkpoint import Checkpointer
 from train.config import ConfigError
 from train.rundir import config_dict
 from train.saving import barrier, quieten_threads, writing_checkpoint
-from train.state import TrainState, init_state
 
 CONFIG = config_dict(SHALLOW)
 FOLDER = pathlib.Path("/a")
@@ -30,11 +29,7 @@ BY_TENSORSTORE = ValueError(
     "[os_error_code='28']"
 )
 
-# Orbax drops the writes that were under way when the first one failed, and Python warns
-# of them when they are collected.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)
+pytestmark = INTERRUPTED_IO
 
 
 @contextlib.contextmanager
@@ -46,21 +41,6 @@ def small_files(most: int):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-@pytest.fixture(scope="module")
-def states() -> list[TrainState]:
-    """Steps 0 and 1, of random numbers, which no compression makes small."""
-    first = init_state(tiny_task(SHALLOW))
-    draw = np.random.default_rng(0)
-
-    def other(leaf: jax.Array) -> jax.Array:
-        if leaf.dtype != np.float32:
-            return leaf
-        return leaf + draw.normal(size=leaf.shape).astype(np.float32)
-
-    params, moments = jax.tree.map(other, (first.params, first.opt_state))
-    return [first, TrainState(first.step + 1, params, moments, first.plateau)]
 
 
 def check_until(checkpointer: Checkpointer) -> None:

@@ -2,41 +2,23 @@
 
 import logging
 import pathlib
-import re
 import types
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from tests.train.fake_bucket import FakeBucket
 from tests.train.helpers import TINY, changed
 from train.__main__ import main, named_runs
-from train.checkpoint import Checkpointer, DamagedError, has_checkpoint
 from train.config import ConfigError
 from train.progress import StepProfile
-from train.rundir import read_config, resolve_run_dir, trained_runs, write_config
-from train.state import TrainState
+from train.rundir import read_config, resolve_run_dir, write_config
 from train.storage import AnyPath, Mirror, any_path, make_folder, move_folder
 from train.writer import MetricWriter, read_metrics, replace_text
 
 
 @pytest.fixture
-def folder(bucket: FakeBucket, request) -> str:
-    """The name of a folder of this test alone."""
-    name = re.sub(r"\W+", "-", request.node.name)
-    yield name
-    bucket.refuse = lambda method, name: False
-
-
-@pytest.fixture
 def run_dir(folder) -> AnyPath:
     return any_path(f"gs://bucket/{folder}")
-
-
-def refuse(bucket: FakeBucket, method: str, pattern: str) -> None:
-    bucket.refuse = lambda m, name: m == method and re.search(pattern, name) is not None
 
 
 # ---------------------------------------------------------------- files and folders
@@ -53,7 +35,7 @@ def test_a_folder_that_can_be_written_is_left_empty(bucket, folder, run_dir):
 
 @pytest.mark.parametrize("method", ["POST", "DELETE", "GET"])
 def test_a_folder_without_permission(method, bucket, folder, run_dir):
-    refuse(bucket, method, "^$" if method == "GET" else folder)
+    bucket.refuse_like(method, "^$" if method == "GET" else folder)
     said = r"gs://bucket/\S+ cannot be used \((Forbidden|403 GET).*credentials may list"
     with pytest.raises(ConfigError, match=said):
         make_folder(run_dir)
@@ -73,7 +55,7 @@ def test_without_gcsfs(monkeypatch):
 
 def test_a_refused_file_leaves_the_old_one(bucket, folder, run_dir):
     replace_text(run_dir / "config.json", "old")
-    refuse(bucket, "POST", "config.json")
+    bucket.refuse_like("POST", "config.json")
     with pytest.raises(ConfigError, match="cannot be used"):
         replace_text(run_dir / "config.json", "new")
     assert bucket.objects[f"{folder}/config.json"][0] == b"old"
@@ -105,7 +87,7 @@ def test_a_folder_moves_with_all_in_it(bucket, folder, moved):
 def test_a_move_that_breaks_off_loses_nothing(
     method, pattern, whole, bucket, folder, moved
 ):
-    refuse(bucket, method, pattern)
+    bucket.refuse_like(method, pattern)
     with pytest.raises(ConfigError, match="cannot be used"):
         move_folder(*moved, last_of="whole")
     names = bucket.names(folder)
@@ -193,13 +175,13 @@ def test_rows_are_copied_now_and_then_and_resumed(bucket, folder, run_dir):
 def test_rows_wait_for_a_bucket_that_comes_back(bucket, folder, run_dir, caplog):
     writer = MetricWriter(run_dir)
     writer._mirror._due = 0.0
-    refuse(bucket, "POST", "metrics")
+    bucket.refuse_like("POST", "metrics")
     logging.getLogger("train").propagate = True
     writer.write(1, "train", {"loss": 1.0})
     assert "cannot be used" in caplog.text and "Trying again in 30 s" in caplog.text
     with pytest.raises(ConfigError, match="cannot be used"):
         writer.flush()  # no checkpoint without the rows before it
-    bucket.refuse = lambda method, name: False
+    bucket.refuse_nothing()
     writer.close()
     assert [row["step"] for row in read_metrics(run_dir)] == [1]
     assert not writer._mirror.folder.exists()
@@ -223,139 +205,6 @@ def test_a_profile(bucket, folder, run_dir):
             profile.before(step, jnp.ones(2) + step)
     (name,) = (n for n in bucket.names(folder) if n.endswith(".xplane.pb"))
     assert name.startswith("profile/plugins/profile/")
-
-
-# ---------------------------------------------------------------- checkpoints
-
-
-def state_at(step: int) -> TrainState:
-    params = {"a": jnp.full((64, 64), float(step)), "b": jnp.arange(4.0) + step}
-    return TrainState(jnp.int32(step), params, {"m": params["b"] * 2}, {})
-
-
-def abstract() -> TrainState:
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
-        state_at(0),
-    )
-
-
-def steps_in(bucket: FakeBucket, folder: str) -> set[str]:
-    inside = bucket.names(f"{folder}/checkpoints")
-    return {name.split("/")[0] for name in inside}
-
-
-@pytest.fixture(scope="module")
-def original(bucket) -> str:
-    """The folder of steps 2 and 3; step 1 was deleted in their favour."""
-    run_dir = any_path("gs://bucket/original")
-    assert not has_checkpoint(run_dir)
-    with Checkpointer(run_dir, keep=2) as checkpointer:
-        for step in (1, 2, 3):
-            checkpointer.save(state_at(step), {"steps": 3})
-    assert steps_in(bucket, "original") == {"2", "3"}
-    return "original"
-
-
-@pytest.fixture
-def saved(original, bucket, folder, run_dir) -> AnyPath:
-    for name in bucket.names(original):
-        bucket.put(f"{folder}/{name}", bucket.objects[f"{original}/{name}"][0])
-    return run_dir
-
-
-def test_checkpoints_are_kept_and_read_back(saved):
-    assert has_checkpoint(saved)
-    assert trained_runs(saved) == {saved.name: saved}
-    with Checkpointer(saved) as checkpointer:
-        step, state = checkpointer.newest(
-            lambda at: checkpointer.restore(at, abstract())
-        )
-    assert step == 3
-    jax.tree.map(np.testing.assert_array_equal, state, state_at(3))
-
-
-def test_a_step_that_was_not_finished_does_not_count(saved, bucket, folder):
-    del bucket.objects[f"{folder}/checkpoints/3/commit_success.txt"]
-    leftover = bucket.put(f"{folder}/checkpoints/3/leftover", b"of a killed run")
-    with Checkpointer(saved) as checkpointer:
-        assert checkpointer.latest_step() == 2
-    assert leftover["name"] in bucket.objects  # who reads deletes nothing
-    with Checkpointer(saved, keep=2) as checkpointer:
-        checkpointer.save(state_at(3), {"steps": 3})
-    assert leftover["name"] not in bucket.objects
-    with Checkpointer(saved) as checkpointer:
-        restored = checkpointer.restore(3, abstract())
-    jax.tree.map(np.testing.assert_array_equal, restored, state_at(3))
-    del bucket.objects[f"{folder}/checkpoints/2/commit_success.txt"]
-    del bucket.objects[f"{folder}/checkpoints/3/commit_success.txt"]
-    assert not has_checkpoint(saved)
-
-
-@pytest.mark.parametrize("what", ["/d/", "commit_success", "_METADATA"])
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_save_that_is_refused(what, saved, bucket, folder):
-    refuse(bucket, "POST", f"/4/.*{what}")
-    said = "step 4 could not be written to gs://.*whole: look at its permissions"
-    with pytest.raises(ConfigError, match=said), Checkpointer(saved) as checkpointer:
-        checkpointer.save(state_at(4), {"steps": 4})
-    bucket.refuse = lambda method, name: False
-    with Checkpointer(saved, keep=2) as checkpointer:
-        assert checkpointer.latest_step() == 3
-        checkpointer.save(state_at(4), {"steps": 4})
-    assert steps_in(bucket, folder) == {"3", "4"}
-
-
-def damage(bucket: FakeBucket, folder: str) -> None:
-    """Flips a byte in the largest object of step 3."""
-    prefix = f"{folder}/checkpoints/3/"
-    names = [name for name in bucket.objects if name.startswith(prefix)]
-    name = max(names, key=lambda name: len(bucket.objects[name][0]))
-    content = bytearray(bucket.objects[name][0])
-    content[len(content) // 2] ^= 0x10
-    bucket.put(name, bytes(content))
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_damaged_step_is_moved_out_of_the_way(saved, bucket, folder):
-    damage(bucket, folder)
-    before = bucket.names(f"{folder}/checkpoints/3")
-    with Checkpointer(saved, keep=2) as checkpointer:
-        step, state = checkpointer.newest(
-            lambda at: checkpointer.restore(at, abstract())
-        )
-        assert step == 2
-        refuse(bucket, "POST", "damaged")
-        with pytest.raises(ConfigError, match="checkpoints/3 cannot be used"):
-            checkpointer.set_aside_after(step)
-        bucket.refuse = lambda method, name: False
-        checkpointer.set_aside_after(step)
-        assert checkpointer.latest_step() == 2
-        checkpointer.save(state_at(3), {"steps": 3})
-    jax.tree.map(np.testing.assert_array_equal, state, state_at(2))
-    moved = bucket.names(f"{folder}/damaged/3")
-    assert moved == before
-    with Checkpointer(saved) as checkpointer:
-        jax.tree.map(
-            np.testing.assert_array_equal,
-            checkpointer.restore(3, abstract()),
-            state_at(3),
-        )
-
-
-@pytest.mark.parametrize("what", ["/d/", "_METADATA", "checksums", "manifest"])
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_what_cannot_be_read_is_not_taken_for_damaged(what, saved, bucket, folder):
-    before = dict(bucket.objects)
-    refuse(bucket, "GET", f"/3/.*{what}")
-    with (
-        Checkpointer(saved) as checkpointer,
-        pytest.raises(ConfigError, match="cannot be used") as refused,
-    ):
-        checkpointer.newest(lambda at: checkpointer.restore(at, abstract()))
-    assert not isinstance(refused.value, DamagedError)
-    assert bucket.objects == before
 
 
 def test_local_folders_are_as_they_were(tmp_path):
