@@ -77,8 +77,8 @@ class DataConfig:
     """Put several questions side by side in a row, none split and none seeing another;
     batch_size then counts these rows."""
     packed_length: int | None = None
-    """packing: tokens of a row, question and answer together; None: as many as the
-    longest question and answer have."""
+    """packing: tokens of a row, question and answer together, unless padding would
+    take less room; None: as many as the longest question and answer have."""
     buckets: int = 1
     """Pad batches to one of at most so many lengths, each compiled once, and batch rows
     of like length together; 1 pads all to the longest row."""

@@ -17,8 +17,8 @@ from train.data import (
     pack,
     train_batches,
 )
-from train.data.packing import first_fit_decreasing
-from train.data.transforms import IGNORE_INDEX, Ragged
+from train.data.packing import first_fit_decreasing, plan_rows
+from train.data.transforms import IGNORE_INDEX, Ragged, round_up
 
 
 def ragged(sizes, offset: int) -> Ragged:
@@ -210,6 +210,31 @@ def test_little_room_is_left():
         packed = pack(dataset(sizes, kind), seed=0)
         room = len(packed) * sum(packed.shape)
         assert 0 < 1 - sizes.sum() / room < most
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    sizes=SIZES
+    | st.builds(lambda size, count: [size] * count, SIZES.map(max), st.integers(1, 9)),
+    seed=st.integers(0, 3),
+    more=st.none() | st.integers(0, 40),
+    together=st.booleans(),
+)
+def test_packing_pads_no_more_than_padding(sizes, seed, more, together):
+    lengths = np.array(sizes)
+    if together:  # decoder-only
+        lengths = lengths.sum(axis=1, keepdims=True)
+    padded = round_up(lengths.max(axis=0)).sum()
+    length = None if more is None else int(padded) + more
+    plan, shape = plan_rows(lengths, seed=seed, length=length)
+    assert sorted(plan.values) == list(range(len(sizes)))
+    assert len(plan) * sum(shape) <= len(sizes) * padded
+
+
+def test_rows_that_find_no_partner_are_as_long_as_padded_ones():
+    assert plan_rows(np.tile([17, 3], (100, 1)), seed=0)[1] == (24, 8)
+    plan, shape = plan_rows(np.tile([40], (100, 1)), seed=0, length=64)
+    assert len(plan) == 100 and shape == (40,)
 
 
 def test_both_sides_fill_up_together():

@@ -123,10 +123,12 @@ def plan_rows(
         seed: which rows are considered together.
         length: how many tokens a packed row has, question and answer together; the
             length of the longest row where None. Two columns share it as the questions
-            and answers of all rows do, and are then made as long as the longest.
+            and answers of all rows do, and are then made as long as the longest. Where
+            that takes more room than padding would, both are as long as the longest.
 
     Returns:
-        The members of each packed row, and the length of each column.
+        The members of each packed row, and the length of each column: together no more
+        tokens than all rows padded.
 
     Raises:
         DataError: the length is below that of the longest row.
@@ -145,7 +147,11 @@ def plan_rows(
         for most, part in zip(longest, share, strict=True)
     )
     rng = np.random.Generator(np.random.PCG64([seed, len(lengths)]))
-    plan = first_fit_decreasing(lengths, capacity, rng.permutation(len(lengths)))
+    order = rng.permutation(len(lengths))
+    plan = first_fit_decreasing(lengths, capacity, order)
+    if len(plan) * sum(capacity) > len(lengths) * sum(longest):
+        capacity = tuple(longest)
+        plan = first_fit_decreasing(lengths, capacity, order)
     return plan, capacity
 
 
