@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Float32, Int, Int32, PyTree
+from jaxtyping import Array, Float, Float32, Int, Int32, PyTree
 
 from ntl_jax.models import (
     NumformerConfig,
@@ -16,11 +16,10 @@ from ntl_jax.models import (
 )
 from ntl_jax.models.attention import Cache
 from ntl_jax.models.layers import einsum_float32
-from ntl_jax.models.t5 import T5
+from ntl_jax.models.t5 import T5, Mask
 from ntl_jax.models.t5_decoding import T5Steps
 from ntl_jax.sharding import keep_heads, keep_rows
 
-Mask = Bool[Array, "B S"] | Int[Array, "B S"]
 # Leaves that every model casts to its dtype before it uses them; not the tables, which
 # some read in float32, nor the routers.
 _CAST = re.compile(r".*/mlp/(gate_up|down)|.*(?<!router)/kernel")

@@ -21,11 +21,11 @@ from ntl_jax.generate.number_choice import Rule, likeliest
 from ntl_jax.generate.one_by_one import one_by_one
 from ntl_jax.generate.warpers import restrict
 from ntl_jax.models import Params
+from ntl_jax.models.dropout import RowOffset
 from ntl_jax.number_vocab import NumberVocab
 from ntl_jax.sharding import mesh_of, on_mesh
 
 Number = float | Float[Array, ""]
-RowOffset = int | Int[Array, ""] | Int[Array, "B"]
 Answers = tuple[Int32[Array, "B T"], Float32[Array, "B"]]
 _STATIC = ("config", "mesh", "max_new_tokens", "min_new_tokens", "vocab_size")
 

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from ntl_jax.models.layers import DropoutSite
+from ntl_jax.models.dropout import DropoutSite
 
 Implementation = Literal["auto", "xla", "cudnn", "triton"]
 

@@ -15,12 +15,11 @@ from ntl_jax.models.attention import (
     token_positions,
     visible_keys,
 )
-from ntl_jax.models.layers import Dropout, Embedding, Linear, einsum_float32, run_layers
+from ntl_jax.models.dropout import NO_DROPOUT, Dropout, RowOffset
+from ntl_jax.models.layers import Embedding, Linear, einsum_float32, run_layers
 from ntl_jax.models.relative_bias import MASKED
 from ntl_jax.sharding import keep_cut, keep_heads, keep_rows
 
-NO_DROPOUT = Dropout(0.0, None)
-RowOffset = int | Int[Array, ""] | Int[Array, "B"]
 HeadTriple = tuple[Array, Array, Array]  # q, k, v, [B, T, heads, H] each
 
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32
 
 from ntl_jax.models import flash_partition
+from ntl_jax.models.dropout import DropoutSite
 from ntl_jax.models.flash_tiles import Operands, Options, Tiles, default_tiles
-from ntl_jax.models.layers import DropoutSite
 
 WIDTHS = (16, 32, 64, 128)
 

@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Bool, Float, Float32, Int8, Int32, UInt32
 
-from ntl_jax.models.layers import keep_places
+from ntl_jax.models.dropout import keep_places
 from ntl_jax.models.relative_bias import MASKED
 
 _LOG2_E = math.log2(math.e)

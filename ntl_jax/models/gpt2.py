@@ -27,11 +27,11 @@ from jaxtyping import Array, Float
 
 from ntl_jax.models.attention import Visible, attend
 from ntl_jax.models.attention_choice import Implementation
-from ntl_jax.models.decoder_only import DecoderOnly, HeadTriple, RowOffset, Sizes
+from ntl_jax.models.decoder_only import DecoderOnly, HeadTriple, Sizes
+from ntl_jax.models.dropout import Dropout, RowOffset
 from ntl_jax.models.gpt2_config import GPT2Config
 from ntl_jax.models.layers import (
     Affine,
-    Dropout,
     Embedding,
     LayerNorm,
     Linear,

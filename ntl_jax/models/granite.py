@@ -31,7 +31,8 @@ from jaxtyping import Array, Float, Float32, Int, Key
 
 from ntl_jax.models.attention import Mask, Visible, attend, token_positions
 from ntl_jax.models.attention_choice import Implementation
-from ntl_jax.models.decoder_only import DecoderOnly, HeadTriple, RowOffset, Sizes
+from ntl_jax.models.decoder_only import DecoderOnly, HeadTriple, Sizes
+from ntl_jax.models.dropout import Dropout, RowOffset
 from ntl_jax.models.granite_config import GraniteConfig
 from ntl_jax.models.granite_moe import (
     MixtureOfExperts,
@@ -40,7 +41,6 @@ from ntl_jax.models.granite_moe import (
     router_loss,
 )
 from ntl_jax.models.layers import (
-    Dropout,
     Embedding,
     Linear,
     RMSNorm,

@@ -26,11 +26,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Float32, Int, Key
 
-from ntl_jax.models.attention import attend, visible_keys
+from ntl_jax.models.attention import Mask, attend, visible_keys
 from ntl_jax.models.attention_choice import Implementation, check_implementation
+from ntl_jax.models.dropout import Dropout, RowOffset
 from ntl_jax.models.layers import (
     Affine,
-    Dropout,
     Embedding,
     LayerNorm,
     Linear,
@@ -40,7 +40,6 @@ from ntl_jax.models.layers import (
     run_layers,
     stack_layers,
 )
-from ntl_jax.models.t5 import Mask, RowOffset
 from ntl_jax.models.t5_xval import TokensAndNumbers, first_positions, number_factors
 
 _PROBABILITIES, _ATTENDED, _INNER, _OUTER = range(4)  # dropout sites

@@ -15,12 +15,11 @@ One parameter layout, stacked over layers (Lₑ encoder layers, L_d decoder laye
     {encoder,decoder}/final_norm/scale                        [D]
     lm_head/kernel                                            [D, V]      (untied)
 
-Attention scores are not divided by sqrt(H); positions enter only through the
-relative bias of self-attention, one table a stack, shared by all its layers.
+The layers are in `ntl_jax.models.t5_layers`. Positions enter only through the relative
+bias of self-attention, one table a stack, shared by all its layers.
 Source: Raffel et al. 2020; behaviour as transformers' T5ForConditionalGeneration.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -28,10 +27,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Float32, Int, Key
 
-from ntl_jax.models.attention import Visible, attend, visible_keys
-from ntl_jax.models.attention_choice import Implementation
+from ntl_jax.models.attention import visible_keys
+from ntl_jax.models.dropout import NO_DROPOUT, Dropout, RowOffset
 from ntl_jax.models.layers import (
-    Dropout,
     Embedding,
     Linear,
     RMSNorm,
@@ -41,115 +39,12 @@ from ntl_jax.models.layers import (
 )
 from ntl_jax.models.relative_bias import RelativeBias
 from ntl_jax.models.t5_config import T5Config
+from ntl_jax.models.t5_layers import EMBEDDED, FINAL, DecoderLayer, EncoderLayer, Seen
 from ntl_jax.sharding import keep_rows
 
-_ACTIVATIONS: dict[str, Callable] = {
-    "relu": jax.nn.relu,
-    "silu": jax.nn.silu,
-    "gelu_new": partial(jax.nn.gelu, approximate=True),
-}
-# Dropout sites. The decoder's are the encoder's plus 16.
-_EMBEDDED, _PROBABILITIES, _ATTENDED, _INNER, _OUTER, _FINAL, _CROSS = range(7)
-_DECODER_SITES = 16
-NO_DROPOUT = Dropout(0.0, None)
+_DECODER_SITES = 16  # the decoder's dropout sites are the encoder's plus so many
 
 Mask = Bool[Array, "B S"] | Int[Array, "B S"]
-KeysValues = tuple[Float[Array, "B S N H"], Float[Array, "B S N H"]]
-Seen = Bool[Array, "#B 1 #T S"] | None
-RowOffset = int | Int[Array, ""] | Int[Array, "B"]
-
-
-class Attention(nnx.Module):
-    """Pre-norm multi-head attention with a residual; one class for self and cross."""
-
-    def __init__(self, config: T5Config, rngs: nnx.Rngs):
-        width, heads = config.d_model, config.num_heads
-        inner, factor = heads * config.d_kv, config.initializer_factor
-        self.heads = heads
-        self.implementation: Implementation = config.attention
-        self.norm = RMSNorm(width, eps=config.layer_norm_epsilon, scale=factor)
-        q_std = factor * (width * config.d_kv) ** -0.5
-        self.q = Linear(width, inner, std=q_std, rngs=rngs)
-        self.k = Linear(width, inner, std=factor * width**-0.5, rngs=rngs)
-        self.v = Linear(width, inner, std=factor * width**-0.5, rngs=rngs)
-        self.o = Linear(inner, width, std=factor * inner**-0.5, rngs=rngs)
-
-    def project(self, x: Float[Array, "B S D"]) -> KeysValues:
-        """Keys and values of `x`, [B, S, N, H] each."""
-        shape = (*x.shape[:2], self.heads, -1)
-        return self.k(x).reshape(shape), self.v(x).reshape(shape)
-
-    def __call__(
-        self, normed, memory: KeysValues, bias, visible: Visible, drop: Dropout
-    ) -> Float[Array, "B T D"]:
-        """Attention of normed queries [B, T, D] over a memory's keys and values."""
-        batch, length, _ = normed.shape
-        mixed = attend(
-            self.q(normed).reshape(batch, length, self.heads, -1),  # [B, T, N, H]
-            *memory,
-            scale=1.0,  # no 1/sqrt(H)
-            bias=bias,
-            **visible._asdict(),
-            drop=drop.at(_PROBABILITIES),
-            implementation=self.implementation,
-        )
-        return drop(self.o(mixed.reshape(batch, length, -1)), _ATTENDED)
-
-
-class FeedForward(nnx.Module):
-    """Pre-norm feed-forward layer, `wo(act(wi x))` or `wo(act(wi_0 x) * wi_1 x)`."""
-
-    def __init__(self, config: T5Config, rngs: nnx.Rngs):
-        width, inner, factor = config.d_model, config.d_ff, config.initializer_factor
-        self.gated = config.gated
-        self.activation = config.activation
-        self.norm = RMSNorm(width, eps=config.layer_norm_epsilon, scale=factor)
-        project = partial(Linear, width, inner, std=factor * width**-0.5, rngs=rngs)
-        if self.gated:
-            self.wi_0, self.wi_1 = project(), project()
-        else:
-            self.wi = project()
-        self.wo = Linear(inner, width, std=factor * inner**-0.5, rngs=rngs)
-
-    def __call__(self, x: Float[Array, "B T D"], drop) -> Float[Array, "B T D"]:
-        activate, y = _ACTIVATIONS[self.activation], self.norm(x)
-        if self.gated:
-            h = activate(self.wi_0(y)) * self.wi_1(y)  # [B, T, F]
-        else:
-            h = activate(self.wi(y))  # [B, T, F]
-        return x + drop(self.wo(drop(h, _INNER)), _OUTER)
-
-
-class EncoderLayer(nnx.Module):
-    """Self-attention over the whole source, then the feed-forward layer."""
-
-    def __init__(self, config: T5Config, rngs: nnx.Rngs):
-        self.attention = Attention(config, rngs)
-        self.mlp = FeedForward(config, rngs)
-
-    def __call__(self, x, bias, seen: Seen, drop: Dropout) -> Float[Array, "B S D"]:
-        normed = self.attention.norm(x)
-        own = self.attention.project(normed)
-        x = x + self.attention(normed, own, bias, Visible(seen), drop)
-        return self.mlp(x, drop)
-
-
-class DecoderLayer(nnx.Module):
-    """Causal self-attention, attention over the source, then the feed-forward layer."""
-
-    def __init__(self, config: T5Config, rngs: nnx.Rngs):
-        self.attention = Attention(config, rngs)
-        self.cross_attention = Attention(config, rngs)
-        self.mlp = FeedForward(config, rngs)
-
-    def __call__(self, x, bias, seen: Seen, source, seen_source: Seen, drop: Dropout):
-        normed = self.attention.norm(x)
-        own = self.attention.project(normed)
-        x = x + self.attention(normed, own, bias, Visible(seen, causal=True), drop)
-        normed = self.cross_attention.norm(x)
-        cross, visible = drop.after(_CROSS), Visible(seen_source)
-        x = x + self.cross_attention(normed, source, None, visible, cross)
-        return self.mlp(x, drop)
 
 
 class Stack(nnx.Module):
@@ -216,13 +111,13 @@ class T5Body(nnx.Module):
         """The encoder's output for embedded source tokens, seen as `visible_keys`'s."""
         places = jnp.arange(embedded.shape[1], dtype=jnp.int32)
         bias = self.encoder.relative_bias(places, places)
-        x = keep_rows(drop(embedded, _EMBEDDED))
+        x = keep_rows(drop(embedded, EMBEDDED))
 
         def step(layer, index, x):
             return keep_rows(layer(x, bias, seen, drop._replace(layer=index)))
 
         x = self._run(self.encoder.layers, self.config.num_layers, step, x)
-        return drop(self.encoder.final_norm(x), _FINAL)
+        return drop(self.encoder.final_norm(x), FINAL)
 
     @jax.named_scope("decoder")
     def decode_embedded(
@@ -249,7 +144,7 @@ class T5Body(nnx.Module):
         places = jnp.arange(embedded.shape[1], dtype=jnp.int32)
         bias = self.decoder.relative_bias(places, places)
         seen = visible_keys(None, segment_ids, segment_ids)
-        x = keep_rows(drop(embedded, _EMBEDDED))
+        x = keep_rows(drop(embedded, EMBEDDED))
 
         def step(layer, index, x):
             source = layer.cross_attention.project(encoded)
@@ -261,7 +156,7 @@ class T5Body(nnx.Module):
 
     def finish(self, x, drop: Dropout = NO_DROPOUT) -> Float[Array, "B T D"]:
         """What the last decoder layer gave, ready for what stands on it."""
-        return drop(self.decoder.final_norm(x), _FINAL)
+        return drop(self.decoder.final_norm(x), FINAL)
 
     def _run(self, layers, count, step, carry):
         unroll, remat = self.config.unroll_layers, self.config.remat

@@ -13,9 +13,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32, Int, Int32
 
 from ntl_jax.models.attention import visible_keys
+from ntl_jax.models.dropout import NO_DROPOUT
 from ntl_jax.models.layers import einsum_float32
 from ntl_jax.models.relative_bias import MASKED
-from ntl_jax.models.t5 import NO_DROPOUT, T5, Attention, DecoderLayer, Mask
+from ntl_jax.models.t5 import T5, Mask
+from ntl_jax.models.t5_layers import Attention, DecoderLayer
 from ntl_jax.sharding import keep_cut, keep_heads
 
 

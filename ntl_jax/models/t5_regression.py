@@ -19,8 +19,9 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32, Int, Int32, Key
 
 from ntl_jax.models.attention import visible_keys
-from ntl_jax.models.layers import Affine, Dropout
-from ntl_jax.models.t5 import Mask, RowOffset, T5Body
+from ntl_jax.models.dropout import Dropout, RowOffset
+from ntl_jax.models.layers import Affine
+from ntl_jax.models.t5 import Mask, T5Body
 from ntl_jax.models.t5_config import T5Config
 
 # Dropout sites beyond those of the encoder and the decoder.

@@ -22,9 +22,10 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32, Int, Key
 
 from ntl_jax.models.attention import visible_keys
-from ntl_jax.models.layers import Affine, Dropout, Embedding
+from ntl_jax.models.dropout import Dropout, RowOffset
+from ntl_jax.models.layers import Affine, Embedding
 from ntl_jax.models.number_encodings import LARGEST
-from ntl_jax.models.t5 import Mask, RowOffset, T5WithHead
+from ntl_jax.models.t5 import Mask, T5WithHead
 from ntl_jax.models.t5_config import T5Config
 
 

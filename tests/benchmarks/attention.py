@@ -22,9 +22,9 @@ import jax.numpy as jnp
 
 from ntl_jax.models import flash_triton
 from ntl_jax.models.attention import attend
+from ntl_jax.models.dropout import DropoutSite
 from ntl_jax.models.flash_attention import flash_attention
 from ntl_jax.models.flash_tiles import Operands, Options, Tile, Tiles, default_tiles
-from ntl_jax.models.layers import DropoutSite
 from tests.benchmarks.timing import temporaries, time_call
 
 KEY = jax.random.key(0)

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntl_jax.models.attention import attend
+from ntl_jax.models.dropout import DropoutSite
 from ntl_jax.models.flash_attention import flash_attention
 from ntl_jax.models.flash_tiles import Tile, Tiles
-from ntl_jax.models.layers import DropoutSite
 
 KEY = jax.random.key(5)
 

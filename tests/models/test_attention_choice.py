@@ -20,10 +20,10 @@ from ntl_jax.models import (
     bind,
     flash_attention,
     init_params,
+    t5_layers,
 )
-from ntl_jax.models import t5 as t5_model
 from ntl_jax.models.attention_choice import check_trainable, choose_implementation
-from ntl_jax.models.layers import DropoutSite
+from ntl_jax.models.dropout import DropoutSite
 from ntl_jax.sharding import batch_sharding, make_mesh, on_mesh, param_shardings
 from tests.models.flash_cases import tiles_of
 from tests.models.test_t5 import relative_errors
@@ -240,7 +240,7 @@ def test_of_t5_the_decoders_own_attention_is_causal(monkeypatch):
         seen.append((q.shape[1], k.shape[1], causal))
         return jnp.zeros_like(q)
 
-    monkeypatch.setattr(t5_model, "attend", record)
+    monkeypatch.setattr(t5_layers, "attend", record)
     params = jax.eval_shape(partial(init_params, TINY_T5), jax.random.key(0))
     jax.eval_shape(partial(loss_of, TINY_T5), params, batch_of(4))
     assert set(seen) == {(20, 20, False), (9, 9, True), (9, 20, False)}

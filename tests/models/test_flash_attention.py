@@ -10,8 +10,8 @@ import pytest
 
 from ntl_jax.models import flash_tiles
 from ntl_jax.models.attention import attend
+from ntl_jax.models.dropout import DropoutSite, keep_places
 from ntl_jax.models.flash_attention import flash_attention
-from ntl_jax.models.layers import DropoutSite, keep_places
 from tests.models.flash_cases import KEY, Case, tiles_of
 
 TOLERANCE = 1e-5

@@ -12,7 +12,7 @@ import pytest
 from ntl_jax.hf.mapping import flatten
 from ntl_jax.models import GPT2Config, bind, count_parameters, init_params
 from ntl_jax.models.attention import Visible, token_positions, visible_keys
-from ntl_jax.models.layers import Dropout
+from ntl_jax.models.dropout import Dropout
 from tests.tiny_gpt2 import (
     KINDS,
     PADDINGS,

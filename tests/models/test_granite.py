@@ -11,9 +11,9 @@ import pytest
 from ntl_jax.hf.mapping import flatten
 from ntl_jax.models import GraniteConfig, bind, count_parameters, init_params
 from ntl_jax.models.attention import Visible, token_positions, visible_keys
+from ntl_jax.models.dropout import Dropout
 from ntl_jax.models.experts import FEW_TOKENS
 from ntl_jax.models.granite import rotation
-from ntl_jax.models.layers import Dropout
 from tests.tiny_gpt2 import PADDINGS, batch, real, run_torch
 from tests.tiny_granite import (
     KINDS,

@@ -15,8 +15,8 @@ import numpy as np
 
 from ntl_jax.models import bind
 from ntl_jax.models.attention import Visible, token_positions, visible_keys
+from ntl_jax.models.dropout import NO_DROPOUT
 from ntl_jax.models.granite import rotation
-from ntl_jax.models.layers import Dropout
 from tests import tiny_gpt2, tiny_granite, tiny_t5
 from tests.models import test_gpt2, test_granite, test_t5
 from tests.parity import variants_table
@@ -30,7 +30,6 @@ FAMILIES = {
     "Granite, with biases": ("granite", "biased"),
     "Granite MoE": ("granite", "experts"),
 }
-NO_DROPOUT = Dropout(0.0, None)
 
 
 def largest_differences(family: str, kind: str) -> dict[str, float]:
