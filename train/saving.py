@@ -11,10 +11,12 @@ from typing import Any
 import orbax.checkpoint as ocp
 
 from train.config import ConfigError
-from train.storage import AnyPath, is_remote
+from train.storage import AnyPath, is_remote, out_of_reach
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BY_TENSORSTORE = re.compile(r"([^:]*?) ?\[os_error_code='(\d+)'")
+
+_DETAILS = re.compile(r" \[\w+='")  # a whole request or specification
 
 
 @contextlib.contextmanager
@@ -57,7 +59,9 @@ def _reason(error: BaseException) -> str | None:
         return error.strerror or str(error).split("\n")[0]
     if found := _BY_TENSORSTORE.search(str(error)):
         return found[1].strip()
-    return str(error).splitlines()[0][:200] if "Error writing" in str(error) else None
+    if "Error writing" not in str(error):
+        return None
+    return _DETAILS.split(str(error))[0].strip().splitlines()[0][:200]
 
 
 def barrier(*, key: str, timeout_ms: int) -> None:
@@ -71,14 +75,21 @@ def barrier(*, key: str, timeout_ms: int) -> None:
 
 
 class _Told(logging.Filter):
-    """Leaves out what every thread of a save says of a full disk.
+    """Leaves out what every thread of a save says of an error of one kind.
 
     It is raised where the save is waited for, and would be lost among these.
+
+    Args:
+        kind: whether an error is of the kind.
     """
+
+    def __init__(self, kind: Callable[[BaseException], bool]) -> None:
+        super().__init__()
+        self._kind = kind
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        return error is None or not _no_room(error)
+        return error is None or not self._kind(error)
 
 
 def _no_room(error: BaseException) -> bool:
@@ -88,13 +99,28 @@ def _no_room(error: BaseException) -> bool:
     return found is not None and int(found[2]) in _NO_ROOM
 
 
-_TOLD = _Told()
+def _refused(error: BaseException) -> bool:
+    return isinstance(error, Exception) and out_of_reach(error)
 
 
-def quieten_threads() -> None:
-    """Lets the threads of a save be quiet about a full disk; may be called again."""
-    for name in ("absl", "asyncio"):
-        logging.getLogger(name).addFilter(_TOLD)
+_NO_ROOM_TOLD = _Told(_no_room)
+_REFUSAL_TOLD = _Told(_refused)
+
+
+def quieten_threads(folder: AnyPath) -> None:
+    """Lets the threads of a save be quiet about what the save raises; may be repeated.
+
+    That is a full disk and, of a folder in a bucket, that the bucket refuses.
+
+    Args:
+        folder: that is saved to.
+    """
+    for logger in map(logging.getLogger, ("absl", "asyncio")):
+        logger.addFilter(_NO_ROOM_TOLD)
+        if is_remote(folder):
+            logger.addFilter(_REFUSAL_TOLD)
+        else:  # there may have been another save before, to a bucket
+            logger.removeFilter(_REFUSAL_TOLD)
     if not isinstance(sys.unraisablehook, _Hook):
         sys.unraisablehook = _Hook(sys.unraisablehook)
 

@@ -86,11 +86,15 @@ def test_a_step_that_was_not_finished_does_not_count(saved, bucket, folder):
 
 @pytest.mark.parametrize("what", ["/d/", "commit_success", "_METADATA"])
 @INTERRUPTED_IO
-def test_a_save_that_is_refused(what, saved, bucket, folder):
+def test_a_save_that_is_refused_is_told_once(what, saved, bucket, folder, caplog):
     bucket.refuse_like("POST", f"/4/.*{what}")
     said = "step 4 could not be written to gs://.*whole: look at its permissions"
-    with pytest.raises(ConfigError, match=said), Checkpointer(saved) as checkpointer:
+    with (
+        pytest.raises(ConfigError, match=said),
+        Checkpointer(saved, keep=2) as checkpointer,
+    ):
         checkpointer.save(state_at(4), {"steps": 4})
+    assert not [record for record in caplog.records if record.exc_info]
     bucket.refuse_nothing()
     with Checkpointer(saved, keep=2) as checkpointer:
         assert checkpointer.latest_step() == 3

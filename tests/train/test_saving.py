@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from etils import epath
 
 from tests.train.helpers import INTERRUPTED_IO, SHALLOW
 from train.checkpoint import Checkpointer
@@ -74,7 +75,10 @@ def test_a_save_that_fails_leaves_those_before_it(told_by, states, tmp_path):
     [
         (NO_ROOM, r"step 7 could not be .* /a \(No space left on device\)\. Those"),
         (BY_TENSORSTORE, r"step 7 could not be .* /a \(No space left on device\)"),
-        (ValueError("Error writing to gs://a: 403"), r"\(Error writing to gs://a: 403"),
+        (
+            ValueError("Error writing gs://a: HTTP 403 [http_response_code='403'] [b"),
+            r"\(Error writing gs://a: HTTP 403\)",
+        ),
         (TimeoutError("no barrier"), r"step 7 is lost, as not every host .*no barrier"),
     ],
 )
@@ -108,7 +112,7 @@ def test_a_host_whose_save_failed_waits_for_no_other(monkeypatch):
 
 @pytest.mark.parametrize("name", ["absl", "asyncio"])
 def test_threads_say_nothing_of_a_full_disk_and_all_else(name, caplog):
-    quieten_threads()
+    quieten_threads(FOLDER)
     logger = logging.getLogger(name)
     for error in (NO_ROOM, BY_TENSORSTORE, OSError(errno.EIO, "broken disk")):
         logger.error("failed", exc_info=error)
@@ -117,11 +121,29 @@ def test_threads_say_nothing_of_a_full_disk_and_all_else(name, caplog):
     assert told == ["[Errno 5] broken disk", None]
 
 
+@pytest.mark.parametrize("name", ["absl", "asyncio"])
+def test_threads_say_nothing_of_what_a_bucket_refuses_and_all_else(name, caplog):
+    refused = (
+        OSError("Forbidden: https://storage.googleapis.com/a/o?name=b"),
+        ValueError("PERMISSION_DENIED: Error writing gs://a/b: HTTP 403"),
+    )
+    others = (OSError(errno.EIO, "broken disk", "/tmp/a"), ValueError("a bug"))
+    logger = logging.getLogger(name)
+    told: dict[str, list] = {}
+    for folder in (epath.Path("gs://a/b"), FOLDER):
+        quieten_threads(folder)
+        caplog.clear()
+        for error in refused + others:
+            logger.error("failed", exc_info=error)
+        told[str(folder)] = [record.exc_info[1] for record in caplog.records]
+    assert told == {"gs://a/b": [*others], "/a": [*refused, *others]}
+
+
 def test_writes_that_end_late_are_not_shown(monkeypatch):
     shown = []
     monkeypatch.setattr(sys, "unraisablehook", shown.append)
-    quieten_threads()
-    quieten_threads()
+    quieten_threads(FOLDER)
+    quieten_threads(FOLDER)
     late, other = RuntimeError("Event loop is closed"), RuntimeError("other")
     for error in (late, other):
         sys.unraisablehook(types.SimpleNamespace(exc_value=error))  # type: ignore
