@@ -2,8 +2,9 @@
 
 import dataclasses
 
-from ntl_jax.models.attention_choice import Implementation, check_implementation
-from ntl_jax.models.layers import Remat, check_remat
+from ntl_jax.models.attention_choice import Implementation
+from ntl_jax.models.config_checks import check_computation, check_rates, check_sizes
+from ntl_jax.models.layers import Remat
 from ntl_jax.models.vocabulary import PaddedVocabulary
 
 ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu")
@@ -38,10 +39,7 @@ class GPT2Config(PaddedVocabulary):
     attention: Implementation = "auto"  # which program computes it; auto: XLA's own
 
     def __post_init__(self):
-        for name in _SIZES:
-            size = getattr(self, name)
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name} is {size!r}; it must be a whole number >= 1")
+        check_sizes(self, *_SIZES)
         if self.n_embd % self.n_head:
             raise ValueError(
                 f"n_embd {self.n_embd} does not divide into n_head {self.n_head} heads"
@@ -49,18 +47,13 @@ class GPT2Config(PaddedVocabulary):
         if self.n_inner is not None and self.n_inner < 1:
             raise ValueError(f"n_inner is {self.n_inner}; give None for 4 * n_embd")
         self.check_rows()
-        check_remat(self.remat)
-        check_implementation(self.attention)
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"dtype is {self.dtype!r}; choose 'float32' or 'bfloat16'")
+        check_computation(self)
+        check_rates(self, *_RATES)
         if self.activation_function not in ACTIVATIONS:
             raise ValueError(
                 f"activation_function is {self.activation_function!r}; choose one of "
                 f"{list(ACTIVATIONS)}"
             )
-        for name in _RATES:
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name} is {getattr(self, name)}, outside [0, 1)")
 
     @property
     def inner(self) -> int:

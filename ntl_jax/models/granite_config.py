@@ -2,8 +2,9 @@
 
 import dataclasses
 
-from ntl_jax.models.attention_choice import Implementation, check_implementation
-from ntl_jax.models.layers import Remat, check_remat
+from ntl_jax.models.attention_choice import Implementation
+from ntl_jax.models.config_checks import check_computation, check_rates, check_sizes
+from ntl_jax.models.layers import Remat
 from ntl_jax.models.vocabulary import PaddedVocabulary
 
 _SIZES = (
@@ -66,24 +67,15 @@ class GraniteConfig(PaddedVocabulary):
     attention: Implementation = "auto"  # which program computes it; auto: XLA's own
 
     def __post_init__(self):
-        for name in _SIZES:
-            size = getattr(self, name)
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name} is {size!r}; it must be a whole number >= 1")
+        check_sizes(self, *_SIZES)
         for name in _FACTORS:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
         self._check_heads()
         self._check_experts()
         self.check_rows()
-        check_remat(self.remat)
-        check_implementation(self.attention)
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"dtype is {self.dtype!r}; choose 'float32' or 'bfloat16'")
-        if not 0.0 <= self.attention_dropout < 1.0:
-            raise ValueError(
-                f"attention_dropout is {self.attention_dropout}, outside [0, 1)"
-            )
+        check_computation(self)
+        check_rates(self, "attention_dropout")
 
     def _check_heads(self):
         width, heads = self.hidden_size, self.num_attention_heads

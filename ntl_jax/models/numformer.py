@@ -27,7 +27,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32, Int, Key
 
 from ntl_jax.models.attention import Mask, attend, visible_keys
-from ntl_jax.models.attention_choice import Implementation, check_implementation
+from ntl_jax.models.attention_choice import Implementation
+from ntl_jax.models.config_checks import check_computation, check_rates, check_sizes
 from ntl_jax.models.dropout import Dropout, RowOffset
 from ntl_jax.models.layers import (
     Affine,
@@ -35,13 +36,20 @@ from ntl_jax.models.layers import (
     LayerNorm,
     Linear,
     Remat,
-    check_remat,
     einsum_float32,
     run_layers,
     stack_layers,
 )
 from ntl_jax.models.t5_xval import TokensAndNumbers, first_positions, number_factors
 
+_SIZES = (
+    "vocab_size",
+    "d_model",
+    "d_ff",
+    "num_layers",
+    "num_heads",
+    "max_positions",
+)
 _PROBABILITIES, _ATTENDED, _INNER, _OUTER = range(4)  # dropout sites
 
 
@@ -66,17 +74,7 @@ class NumformerConfig:
     attention: Implementation = "auto"  # which program computes it; auto: XLA's own
 
     def __post_init__(self):
-        for name in (
-            "vocab_size",
-            "d_model",
-            "d_ff",
-            "num_layers",
-            "num_heads",
-            "max_positions",
-        ):
-            size = getattr(self, name)
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name} is {size!r}; it must be a whole number >= 1")
+        check_sizes(self, *_SIZES)
         if self.d_model % self.num_heads:
             raise ValueError(
                 f"d_model {self.d_model} does not divide into {self.num_heads} heads"
@@ -86,12 +84,8 @@ class NumformerConfig:
                 f"num_id is {self.num_id}, outside the {self.vocab_size} rows of "
                 "vocab_size"
             )
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"dtype is {self.dtype!r}; choose 'float32' or 'bfloat16'")
-        check_remat(self.remat)
-        check_implementation(self.attention)
-        if not 0.0 <= self.dropout_rate < 1.0:
-            raise ValueError(f"dropout_rate is {self.dropout_rate}, outside [0, 1)")
+        check_computation(self)
+        check_rates(self, "dropout_rate")
 
 
 class Attention(nnx.Module):

@@ -3,8 +3,9 @@
 import dataclasses
 from typing import Self
 
-from ntl_jax.models.attention_choice import Implementation, check_implementation
-from ntl_jax.models.layers import Remat, check_remat
+from ntl_jax.models.attention_choice import Implementation
+from ntl_jax.models.config_checks import check_computation, check_rates, check_sizes
+from ntl_jax.models.layers import Remat
 
 ACTIVATIONS = ("relu", "gelu_new", "silu")
 
@@ -49,10 +50,7 @@ class T5Config:
     attention: Implementation = "auto"  # which program computes it; auto: XLA's own
 
     def __post_init__(self):
-        for name in _SIZES:
-            size = getattr(self, name)
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name} is {size!r}; it must be a whole number >= 1")
+        check_sizes(self, *_SIZES)
         buckets = self.relative_attention_num_buckets
         distance = self.relative_attention_max_distance
         if buckets < 4 or distance <= buckets // 2:
@@ -61,20 +59,13 @@ class T5Config:
                 f"relative_attention_max_distance {distance}; take at least 4 buckets, "
                 "and a distance beyond half their number"
             )
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ValueError(
-                f"dtype is {self.dtype!r}; choose 'float32' or 'bfloat16' "
-                "(T5's activations exceed float16's range)"
-            )
+        check_computation(self)
+        check_rates(self, "dropout_rate")
         if self.activation not in ACTIVATIONS:
             raise ValueError(
                 f"feed_forward_proj is {self.feed_forward_proj!r}; choose one of "
                 f"{list(ACTIVATIONS)}, or one of them after 'gated-'"
             )
-        check_remat(self.remat)
-        check_implementation(self.attention)
-        if not 0.0 <= self.dropout_rate < 1.0:
-            raise ValueError(f"dropout_rate is {self.dropout_rate}, outside [0, 1)")
 
     @property
     def gated(self) -> bool:

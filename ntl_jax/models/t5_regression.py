@@ -19,6 +19,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32, Int, Int32, Key
 
 from ntl_jax.models.attention import visible_keys
+from ntl_jax.models.config_checks import check_rates
 from ntl_jax.models.dropout import Dropout, RowOffset
 from ntl_jax.models.layers import Affine
 from ntl_jax.models.t5 import Mask, T5Body
@@ -39,10 +40,7 @@ class T5RegressionConfig(T5Config):
 
     def __post_init__(self):
         super().__post_init__()
-        if not 0.0 <= self.classifier_dropout < 1.0:
-            raise ValueError(
-                f"classifier_dropout is {self.classifier_dropout}, outside [0, 1)"
-            )
+        check_rates(self, "classifier_dropout")
 
 
 class RegressionHead(nnx.Module):

@@ -22,6 +22,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32, Int, Key
 
 from ntl_jax.models.attention import visible_keys
+from ntl_jax.models.config_checks import check_sizes
 from ntl_jax.models.dropout import Dropout, RowOffset
 from ntl_jax.models.layers import Affine, Embedding
 from ntl_jax.models.number_encodings import LARGEST
@@ -50,9 +51,7 @@ class XvalConfig(T5Config):
                 f"embedding_scale is {self.embedding_scale!r}; choose 'value', 'log' "
                 "or 'plus_one'"
             )
-        for name in ("max_positions", "number_hidden"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be >= 1")
+        check_sizes(self, "max_positions", "number_hidden")
 
 
 class TokensAndNumbers(NamedTuple):

@@ -1,0 +1,33 @@
+"""Checks that the configs of all models share."""
+
+from typing import Any
+
+from ntl_jax.models.attention_choice import check_implementation
+from ntl_jax.models.layers import check_remat
+
+
+def check_sizes(config: Any, *fields: str) -> None:
+    """Raises ValueError for a field that is no whole number of at least 1."""
+    for name in fields:
+        size = getattr(config, name)
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} is {size!r}; it must be a whole number >= 1")
+
+
+def check_rates(config: Any, *fields: str) -> None:
+    """Raises ValueError for a field that is no rate of dropout, in [0, 1)."""
+    for name in fields:
+        rate = getattr(config, name)
+        if not 0.0 <= rate < 1.0:
+            raise ValueError(f"{name} is {rate}, outside [0, 1)")
+
+
+def check_computation(config: Any) -> None:
+    """Raises ValueError for a `dtype`, `remat` or `attention` that there is not."""
+    if config.dtype not in ("float32", "bfloat16"):
+        why = " (float16's range is too small)" if config.dtype == "float16" else ""
+        raise ValueError(
+            f"dtype is {config.dtype!r}; choose 'float32' or 'bfloat16'{why}"
+        )
+    check_remat(config.remat)
+    check_implementation(config.attention)

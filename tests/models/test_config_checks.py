@@ -1,0 +1,66 @@
+"""Sizes, rates and ways to compute that no model has, refused by every config."""
+
+import math
+
+import pytest
+
+from ntl_jax.models import (
+    GPT2Config,
+    GraniteConfig,
+    NumformerConfig,
+    RegressionTransformerConfig,
+    T5Config,
+    T5RegressionConfig,
+    XvalConfig,
+)
+
+T5_SIZES = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads")
+SIZES = {
+    GPT2Config: ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"),
+    GraniteConfig: ("hidden_size", "num_hidden_layers", "num_key_value_heads"),
+    NumformerConfig: ("d_model", "num_heads", "max_positions"),
+    RegressionTransformerConfig: T5_SIZES,
+    T5Config: (*T5_SIZES, "num_decoder_layers"),
+    T5RegressionConfig: T5_SIZES,
+    XvalConfig: (*T5_SIZES, "max_positions", "number_hidden"),
+}
+RATES = {
+    GPT2Config: ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    GraniteConfig: ("attention_dropout",),
+    NumformerConfig: ("dropout_rate",),
+    RegressionTransformerConfig: ("dropout_rate",),
+    T5Config: ("dropout_rate",),
+    T5RegressionConfig: ("dropout_rate", "classifier_dropout"),
+    XvalConfig: ("dropout_rate",),
+}
+VOCABULARY = {"vocab_size": 32448}  # that each of them takes
+ALL = pytest.mark.parametrize("config", SIZES, ids=lambda config: config.__name__)
+
+
+@ALL
+def test_sizes_are_whole_numbers_from_one(config):
+    for field in SIZES[config]:
+        for size in (0, -1, 8.0, None):
+            with pytest.raises(ValueError, match=rf"^{field} is {size!r}; .* number"):
+                config(**VOCABULARY | {field: size})
+
+
+@ALL
+def test_rates_lie_in_zero_to_one(config):
+    for field in RATES[config]:
+        for rate in (-0.1, 1.0, math.nan):
+            with pytest.raises(ValueError, match=rf"^{field} is {rate}, outside"):
+                config(**VOCABULARY, **{field: rate})
+        assert getattr(config(**VOCABULARY, **{field: 0.0}), field) == 0.0
+
+
+@ALL
+def test_what_cannot_be_computed_with_is_refused(config):
+    for field, said in {
+        "dtype": r"'float16'; choose .*bfloat16' \(float16's range is too small\)",
+        "remat": "'float16'; choose False, True or 'matmuls'",
+        "attention": "'float16'; choose one of",
+    }.items():
+        with pytest.raises(ValueError, match=f"^{field} is {said}"):
+            config(**VOCABULARY, **{field: "float16"})
+    assert config(**VOCABULARY, dtype="bfloat16").dtype == "bfloat16"
