@@ -10,7 +10,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from train.config import ConfigError
-from train.digests import digests
+from train.digests import differences, digests, kinds
 from train.hosts import check_everywhere, from_first
 from train.saving import barrier, quieten_threads, writing_checkpoint
 from train.state import Params, TrainState
@@ -33,6 +33,10 @@ T = TypeVar("T")
 
 class DamagedError(ConfigError):
     """A checkpoint that cannot be read, or whose arrays are not those saved."""
+
+
+class MismatchError(ConfigError):
+    """A checkpoint that is whole, but of another model or optimizer than asked for."""
 
 
 class Checkpointer:
@@ -147,6 +151,8 @@ class Checkpointer:
 
         Raises:
             DamagedError: no step is whole.
+            MismatchError: the newest that is whole is of another model or optimizer; no
+                older one is taken for it.
         """
         damaged: DamagedError | None = None
         for step in sorted(self._manager.all_steps(), reverse=True):
@@ -191,11 +197,10 @@ class Checkpointer:
 
         Raises:
             DamagedError: the files are incomplete, or their arrays not those saved.
+            MismatchError: other names, shapes or dtypes were saved.
         """
         restored = self._restore(
-            step,
-            params=ocp.args.StandardRestore(abstract.params),
-            training=ocp.args.StandardRestore(_training(abstract)),
+            step, params=abstract.params, training=_training(abstract)
         )
         return TrainState(params=restored["params"], **restored["training"])
 
@@ -204,23 +209,21 @@ class Checkpointer:
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         saved = self._manager.item_metadata(step)
 
-        def item(name: str) -> Any:
-            abstract = jax.tree.map(
+        def abstract(name: str) -> Any:
+            return jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(
                     leaf.shape, leaf.dtype, sharding=device
                 ),
                 saved[name],
             )
-            return ocp.args.StandardRestore(abstract)
 
         names = ("params", "training")
-        restored = self._restore(step, **{name: item(name) for name in names})
+        restored = self._restore(step, **{name: abstract(name) for name in names})
         return {"params": restored["params"], "training": restored["training"]}
 
     def restore_params(self, step: int, abstract: Params) -> Params:
         """Reads the parameters alone."""
-        item = ocp.args.StandardRestore(abstract)
-        return self._restore(step, params=item)["params"]
+        return self._restore(step, params=abstract)["params"]
 
     def newest_params(self, abstract: Params) -> Params:
         """The parameters of the newest step that is whole.
@@ -234,19 +237,23 @@ class Checkpointer:
             raise ConfigError(f"{self._run_dir} holds no finished checkpoint.")
         return found[1]
 
-    def _restore(self, step: int, **items: Any) -> Any:
-        why, restored, sums = "", None, {}
+    def _restore(self, step: int, **abstract: Any) -> Any:
+        why, other, restored, sums = "", "", None, {}
+        items = {name: ocp.args.StandardRestore(of) for name, of in abstract.items()}
         try:
-            restored = self._manager.restore(step, args=ocp.args.Composite(**items))
             sums = self._manager.restore(
                 step, args=ocp.args.Composite(checksums=ocp.args.JsonRestore())
             )["checksums"]
+            other = self._difference(step, abstract, sums)
+            if not other:
+                restored = self._manager.restore(step, args=ocp.args.Composite(**items))
         except Exception as error:
             if not _of_files(error):
                 raise
             raise_out_of_reach(self._run_dir, error)
             why = str(error).split("\n")[0][:200]
         check_everywhere(not why, self._damaged(step, why), DamagedError)
+        check_everywhere(not other, other, MismatchError)
         assert restored is not None
         found = digests({name: restored[name] for name in items})
         for name, value in found.items():
@@ -254,6 +261,33 @@ class Checkpointer:
                 changed = f"{name} is {value}, and was {sums.get(name)} when saved"
                 raise DamagedError(self._damaged(step, changed))
         return restored
+
+    def _difference(
+        self, step: int, abstract: dict[str, Any], sums: dict[str, str]
+    ) -> str:
+        """How the arrays asked for differ from those that were saved; "" if not at all.
+
+        Raises:
+            ValueError: what says how they were saved contradicts itself.
+        """
+        asked = kinds(abstract)
+        saved = {
+            name: kind.rpartition(" ")[0]
+            for name, kind in sums.items()
+            if name.split("/")[0] in abstract
+        }
+        if asked == saved:
+            return ""
+        stored = self._manager.item_metadata(step)
+        if kinds({name: stored[name] for name in abstract}) != saved:
+            raise ValueError("its arrays are not those of its checksums")
+        return (
+            f"the checkpoint {self._manager.directory / str(step)} is of another model "
+            "or optimizer than its run's:\n  "
+            + "\n  ".join(differences(saved, asked))
+            + f"\nGive {self._run_dir} the config.json that belongs to it, and use the "
+            "version that wrote it."
+        )
 
     def _damaged(self, step: int, why: str) -> str:
         return (

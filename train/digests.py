@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+_SHOWN = 5  # differences
+
 
 def digests(tree: Any) -> dict[str, str]:
     """The dtype, shape and digest of every array, by its path.
@@ -18,16 +20,43 @@ def digests(tree: Any) -> dict[str, str]:
     Returns:
         Texts as ``float32[8,16] 1f3a90bc``.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
     # One by one: simulated devices end the process where many programs with sums over
     # devices wait for each other.
-    sums = [int(_digest(leaf)) for _, leaf in leaves]
+    sums = [int(_digest(leaf)) for leaf in jax.tree.leaves(tree)]
+    return {
+        name: f"{kind} {number:08x}"
+        for (name, kind), number in zip(kinds(tree).items(), sums, strict=True)
+    }
+
+
+def kinds(tree: Any) -> dict[str, str]:
+    """The dtype and shape of every array, or of what describes one, by its path.
+
+    >>> kinds({"a": [jax.ShapeDtypeStruct((8, 16), jnp.float32)]})
+    {'a/0': 'float32[8,16]'}
+    """
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): (
-            f"{leaf.dtype}[{','.join(map(str, leaf.shape))}] {number:08x}"
+            f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
         )
-        for (path, leaf), number in zip(leaves, sums, strict=True)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
+
+
+def differences(saved: dict[str, str], asked: dict[str, str]) -> list[str]:
+    """A line for each array that `kinds` says something else of, but for too many.
+
+    >>> differences({"a": "float32[8]"}, {"a": "float32[9]"})
+    ['a: float32[8] saved, float32[9] asked for']
+    """
+    names = sorted(name for name in saved | asked if saved.get(name) != asked.get(name))
+    lines = [
+        f"{name}: {saved.get(name, 'nothing')} saved, "
+        f"{asked.get(name, 'nothing')} asked for"
+        for name in names[:_SHOWN]
+    ]
+    more = len(names) - len(lines)
+    return lines + [f"and {more} more"] * (more > 0)
 
 
 @jax.jit

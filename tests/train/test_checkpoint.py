@@ -1,19 +1,22 @@
 """Checkpoints that were damaged on disk are refused, and the one before is taken."""
 
+import dataclasses
 import gc
+import json
 import logging
 import pathlib
+import re
 import shutil
 
 import jax
 import numpy as np
 import pytest
 
-from tests.train.helpers import INTERRUPTED_IO, SHALLOW
-from train.checkpoint import Checkpointer, DamagedError
+from tests.train.helpers import INTERRUPTED_IO, SHALLOW, changed, tiny_task
+from train.checkpoint import Checkpointer, DamagedError, MismatchError
 from train.config import ConfigError
 from train.rundir import config_dict
-from train.state import abstract_state
+from train.state import abstract_state, init_state
 
 CONFIG = config_dict(SHALLOW)
 
@@ -110,6 +113,51 @@ def test_other_damage(how, run_dir, task, states):
     else:
         file = next(path for path in (folder / "checksums").iterdir() if path.is_file())
         file.write_text(file.read_text().replace("float32", "bfloat16"))
+    step, restored = newest(run_dir, task)
+    assert step == 0
+    assert_same(restored, states[0])
+
+
+OTHER_MODELS = {
+    "wider": ({"model__d_ff": 48}, r"wi\w*/kernel: float32.* saved, float32.* asked"),
+    "deeper": ({"model__num_layers": 2}, r"q/kernel: float32\[1,.* float32\[2,"),
+    "untied": ({"model__tie_word_embeddings": False}, "head.*: nothing saved, float"),
+    "other moments": ({"optimizer__name": "adafactor"}, r"training/opt_state/.*\n"),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_MODELS)
+def test_a_checkpoint_of_another_model_is_not_called_damaged(case, run_dir, caplog):
+    changes, said = OTHER_MODELS[case]
+    with pytest.raises(MismatchError, match="checkpoints/1 is of another") as refused:
+        newest(run_dir, tiny_task(changed(SHALLOW, **changes)), keep=2)
+    assert not isinstance(refused.value, DamagedError)
+    assert re.search(said, str(refused.value)), refused.value
+    assert "cannot be read" not in caplog.text and "in its place" not in caplog.text
+    assert {path.name for path in (run_dir / "checkpoints").iterdir()} >= {"0", "1"}
+
+
+def test_no_older_checkpoint_is_taken_for_one_of_another_model(run_dir, task, states):
+    """The newest is of a wider model, as where folders of two runs were mixed."""
+    wider = tiny_task(changed(SHALLOW, model__d_ff=48))
+    with Checkpointer(run_dir) as checkpointer:
+        state = init_state(wider, None)
+        state = dataclasses.replace(state, step=state.step + 2)
+        checkpointer.save(state, CONFIG)
+    with pytest.raises(MismatchError, match="checkpoints/2 is of another"):
+        newest(run_dir, task)
+    flip_a_byte(run_dir / "checkpoints" / "2" / "params")
+    with pytest.raises(MismatchError, match="checkpoints/2 is of another"):
+        newest(run_dir, task)
+
+
+def test_arrays_that_contradict_their_checksums_are_damage(run_dir, task, states):
+    """Where the files themselves disagree, nothing says what was saved."""
+    folder = run_dir / "checkpoints" / "1" / "checksums"
+    file = next(path for path in folder.iterdir() if path.is_file())
+    names = json.loads(file.read_text())
+    names["params/another"] = names.pop(min(names))
+    file.write_text(json.dumps(names))
     step, restored = newest(run_dir, task)
     assert step == 0
     assert_same(restored, states[0])
