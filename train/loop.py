@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from ntl_jax.models import AnyConfig, count_parameters
 from ntl_jax.sharding import batch_sharding, make_mesh
@@ -90,29 +91,8 @@ def run(
     old = from_first(lambda: _found_out_before(run_dir, config))
 
     # ------------------------------------------------------------ text, model
-    if old is None:
-        check_model(config)
-    tokenizer = open_tokenizer(
-        tokenizer_name(config),
-        config.split_digits,
-        config.number_tokens,
-        config.head,
-    )
-    scale = None
-    if old is not None:
-        model = model_of_dict(old["model"])
-        scale = ValueScale(**old["scale"])
-    else:
-        grow = config.init_from is not None or config.number_tokens == "places"
-        grow = grow or config.head == "numformer"
-        tensor = sizes["tensor"]
-        model = fit_vocabulary(config.model, len(tokenizer), tensor, grow=grow)
-        model = with_head(with_tokenizer(model, tokenizer), config.head)
-    inputs = load_inputs(config, model, tokenizer, scale)
-    progress("reading the data")
-    vocab = make_vocab(config, model, inputs)
-    task = make_task(config, model, vocab, mesh, inputs.scale)
-    from_first(lambda: _open_folder(run_dir, config, model, inputs.scale))
+    task, inputs = _prepare(config, mesh, old, progress)
+    from_first(lambda: _open_folder(run_dir, config, task.model, inputs.scale))
     check_everywhere(
         (run_dir / CONFIG_FILE).exists(),
         f"{run_dir} is not the folder that host 0 writes to: name one on storage that "
@@ -121,18 +101,7 @@ def run(
 
     # ------------------------------------------------------------ state
     with Checkpointer(run_dir, keep=config.keep_checkpoints) as checkpointer:
-        abstract = abstract_state(task)
-        found = None
-        if config.resume:
-            found = checkpointer.newest(lambda at: checkpointer.restore(at, abstract))
-        if found is not None:
-            last, state = found
-            checkpointer.set_aside_after(last)
-            logger.info("resuming %s at step %d", run_dir, last)
-        else:
-            state = init_state(task, pretrained_params(task))
-            if config.resume:
-                logger.info("%s has no checkpoint yet: starting at step 0", run_dir)
+        state = _first_state(checkpointer, task, run_dir)
         progress("making the parameters")
         _log_start(state, task, inputs)
 
@@ -164,6 +133,56 @@ def run(
             paper_compat=config.evaluation.paper_compat,
         )
     return RunResult(run_dir, state, results)
+
+
+def _prepare(
+    config: TrainConfig,
+    mesh: Mesh,
+    old: dict[str, Any] | None,
+    progress: Progress,
+) -> tuple[Task, Inputs]:
+    """The model and its text, fitted to one another, or as the old run had them."""
+    if old is None:
+        check_model(config)
+    tokenizer = open_tokenizer(
+        tokenizer_name(config),
+        config.split_digits,
+        config.number_tokens,
+        config.head,
+    )
+    scale = None
+    if old is not None:
+        model = model_of_dict(old["model"])
+        scale = ValueScale(**old["scale"])
+    else:
+        grow = config.init_from is not None or config.number_tokens == "places"
+        grow = grow or config.head == "numformer"
+        tensor = mesh.shape["tensor"]
+        model = fit_vocabulary(config.model, len(tokenizer), tensor, grow=grow)
+        model = with_head(with_tokenizer(model, tokenizer), config.head)
+    inputs = load_inputs(config, model, tokenizer, scale)
+    progress("reading the data")
+    vocab = make_vocab(config, model, inputs)
+    return make_task(config, model, vocab, mesh, inputs.scale), inputs
+
+
+def _first_state(
+    checkpointer: Checkpointer, task: Task, run_dir: AnyPath
+) -> TrainState:
+    """The newest checkpoint's on `--resume`, else one that has not been trained."""
+    resume = task.config.resume
+    if resume:
+        abstract = abstract_state(task)
+        found = checkpointer.newest(lambda at: checkpointer.restore(at, abstract))
+        if found is not None:
+            last, state = found
+            checkpointer.set_aside_after(last)
+            logger.info("resuming %s at step %d", run_dir, last)
+            return state
+    state = init_state(task, pretrained_params(task))
+    if resume:
+        logger.info("%s has no checkpoint yet: starting at step 0", run_dir)
+    return state
 
 
 def _train(
