@@ -103,13 +103,18 @@ def test_a_reader_moves_nothing(run_dir, task):
     assert (run_dir / "checkpoints" / "1").is_dir()
 
 
-@pytest.mark.parametrize("how", ["no file", "no checksums", "other dtype"])
+@pytest.mark.parametrize(
+    "how", ["no file", "no checksums", "no description", "other dtype"]
+)
 def test_other_damage(how, run_dir, task, states):
     folder = run_dir / "checkpoints" / "1"
     if how == "no file":
         largest(folder / "params").unlink()
     elif how == "no checksums":
         shutil.rmtree(folder / "checksums")
+    elif how == "no description":
+        file = folder / "params" / "array_metadatas" / "process_0"
+        file.write_text(file.read_text().replace('array_metadata"', 'brray_metadata"'))
     else:
         file = next(path for path in (folder / "checksums").iterdir() if path.is_file())
         file.write_text(file.read_text().replace("float32", "bfloat16"))
