@@ -299,8 +299,8 @@ class Checkpointer:
 def _of_files(error: BaseException) -> bool:
     """Whether orbax means damaged or unwritable files, and not a bug.
 
-    It may wrap tensorstore's word in a bare Exception, and where a file of JSON does not
-    name what an object is, it goes on with a dict.
+    It may wrap tensorstore's word in a bare Exception, and where a file of JSON does
+    not name what an object is, it goes on with a dict.
     """
     if isinstance(error, AttributeError):
         return isinstance(error.obj, dict)
