@@ -1,4 +1,4 @@
-"""Every public loss under options that use all of it: the table of test_transforms."""
+"""Every public loss under options that use all of it: the table of their tests."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from ntl_jax import NumberVocab
 from ntl_jax.losses import (
@@ -157,6 +158,10 @@ LOSSES = {
     "smmd": Loss(rivals.smmd),
     "raft": Loss(rivals.raft),
 }
+# The names of functions; under other options they repeat much of what costs time here.
+PLAIN_FIRST = [
+    pytest.param(name, marks=pytest.mark.slow if " " in name else ()) for name in LOSSES
+]
 
 
 def batch() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
