@@ -1,14 +1,9 @@
 """load_splits over generated, raw and JSONL data, and the TensorFlow-free builders."""
 
-import dataclasses
 import gzip
-import http.server
 import json
 import subprocess
 import sys
-import tarfile
-import threading
-import zipfile
 
 import pytest
 
@@ -260,90 +255,3 @@ def test_builders_give_the_readers_rows_of_the_official_files(data_dir, tmp_path
     if not (raw / "rjokes" / "train.tsv.gz").exists():
         (raw / "rjokes" / "train.tsv").write_text("3\tone\n1\ttwo\n")
     prepared_without_tensorflow(raw, tmp_path)
-
-
-@pytest.fixture
-def server(tmp_path):
-    """Serves tmp_path/site over HTTP on this machine."""
-    site = tmp_path / "site"
-    site.mkdir()
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, directory=str(site), **kwargs)
-
-        def log_message(self, *args):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as httpd:
-        threading.Thread(target=httpd.serve_forever, daemon=True).start()
-        yield site, f"http://127.0.0.1:{httpd.server_address[1]}"
-        httpd.shutdown()
-
-
-def test_data_is_downloaded_when_no_folder_is_named(server, tmp_path, monkeypatch):
-    from train.data import builders
-
-    site, url = server
-    monkeypatch.delenv("NTL_DATA_DIR", raising=False)
-    monkeypatch.setattr(builders.Gsm8k, "url", url + "/{split}.jsonl")
-    monkeypatch.setattr(builders.Mathematics, "url", url + "/m.tar.gz")
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
-
-    monkeypatch.setattr(builders.RJokes, "url", url + "/{split}.tsv.gz")
-    monkeypatch.setattr(builders.MultiRC, "url", url + "/m.zip")
-    for split in ("train", "dev", "test"):
-        (site / f"{split}.tsv.gz").write_bytes(gzip.compress(f"4\t{split}".encode()))
-    splits = load_splits(DataConfig(name="rjokes"))
-    assert list(splits.train) == [{"question": "train", "answer": "4"}]
-    assert splits.evaluation.keys() == {"dev", "test"}
-
-    with zipfile.ZipFile(site / "m.zip", "w") as archive:
-        for split in ("train", "val", "test"):
-            archive.writestr(f"MultiRC/{split}.jsonl", passages([(split, 1)]))
-    splits = load_splits(DataConfig(name="multirc"))
-    assert [row["answer"] for row in splits.train] == ["train"] * 3
-    assert (
-        splits.evaluation["validation"][2]["question"] == "Question: Who?\n\nIt is I."
-    )
-    splits = load_splits(DataConfig(name="multirc", paper_form=True))
-    assert (
-        splits.evaluation["validation"][2]["question"] == "It is I.\n\nQuestion: Who?"
-    )
-
-    _, rows = jsonl(site / "train.jsonl", 5)
-    jsonl(site / "test.jsonl", 2)
-    splits = load_splits(DataConfig(name="gsm8k"))
-    assert list(splits.train) == rows and len(splits.evaluation["test"]) == 2
-    splits = load_splits(DataConfig(name="gsm8k", validation_fraction=0.4))
-    both = [*splits.train, *splits.evaluation["validation"]]
-    assert len(splits.train) == 3 and splits.train[1:][0] == splits.train[1]
-    assert sorted(both, key=rows.index) == rows
-
-    inside = tmp_path / "mathematics_dataset-v1.0"
-    modules = {"m__a": ("train-easy", "interpolate"), "m__b": ("extrapolate",)}
-    for module, folders in modules.items():
-        for folder in folders:
-            (inside / folder).mkdir(parents=True, exist_ok=True)
-            (inside / folder / f"{module}.txt").write_text(f"{folder}?\n1\n")
-    with tarfile.open(site / "m.tar.gz", "w:gz") as archive:
-        archive.add(inside, inside.name)
-    data = DataConfig(
-        name="mathematics",
-        modules=("m__a",),
-        extrapolation_modules=("m__b",),
-        difficulties=("train-easy",),
-    )
-    splits = load_splits(data)
-    assert list(splits.train) == [{"question": "train-easy?", "answer": "1"}]
-    assert splits.evaluation["extrapolation"][0]["question"] == "extrapolate?"
-
-    with pytest.raises(DataError, match=r"no folder holds m__c\.txt; check the module"):
-        load_splits(dataclasses.replace(data, modules=("m__c",)))
-    with pytest.raises(DataError, match=r"m__a.* has no split 'extrapolate', only"):
-        load_splits(dataclasses.replace(data, extrapolation_modules=("m__a",)))
-
-    monkeypatch.setattr(builders.Gsm8k, "url", url + "/gone/{split}.jsonl")
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "empty"))
-    with pytest.raises(DataError, match=r"cannot download .*name it as raw_dir"):
-        load_splits(DataConfig(name="gsm8k"))
