@@ -4,6 +4,7 @@
 machine, and knows their memory. `--topology local` takes the devices that are here.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
@@ -12,6 +13,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -115,27 +117,10 @@ def compile_ahead(config: TrainConfig, topology: str) -> AotReport:
     batch = batch_shapes(task)
     start = time.perf_counter()
     traced = compile_train_step(task).trace(state, batch)
-    try:
+    with _fitting(f"{config.name} does not fit {topology}, mesh {sizes}"):
         compiled = traced.lower().compile()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise ConfigError(
-            f"{config.name} does not fit {topology}, mesh {sizes}: "
-            f"{_first_line(error)}\nTake more devices, a larger --mesh.fsdp or "
-            "--mesh.tensor, --model.remat True, or a smaller --data.batch-size."
-        ) from error
     seconds = time.perf_counter() - start
-    memory = compiled.memory_analysis()
-    try:
-        hlo = compiled.as_text()
-    except jax.errors.JaxRuntimeError as error:
-        versions = {name: importlib.metadata.version(name) for name in _COMPILERS}
-        raise ConfigError(
-            f"the program that {topology} takes cannot be read ({versions}): pip "
-            "install 'jax[tpu]' takes the compiler that belongs to jaxlib. It says: "
-            f"{_first_line(error)}"
-        ) from error
+    memory, hlo = compiled.memory_analysis(), _hlo_of(compiled, topology)
     if memory is None or hlo is None:
         raise ConfigError(
             f"the compiler of {topology} does not say what a program takes."
@@ -155,6 +140,34 @@ def compile_ahead(config: TrainConfig, topology: str) -> AotReport:
         seconds=seconds,
         chip=chip,
     )
+
+
+@contextlib.contextmanager
+def _fitting(otherwise: str) -> Iterator[None]:
+    """Makes ConfigError of a compiler that found too little memory."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise ConfigError(
+            f"{otherwise}: {_first_line(error)}\nTake more devices, a larger "
+            "--mesh.fsdp or --mesh.tensor, --model.remat True, or a smaller "
+            "--data.batch-size."
+        ) from error
+
+
+def _hlo_of(compiled: jax.stages.Compiled, topology: str) -> str | None:
+    """The compiled program as text."""
+    try:
+        return compiled.as_text()
+    except jax.errors.JaxRuntimeError as error:
+        versions = {name: importlib.metadata.version(name) for name in _COMPILERS}
+        raise ConfigError(
+            f"the program that {topology} takes cannot be read ({versions}): pip "
+            "install 'jax[tpu]' takes the compiler that belongs to jaxlib. It says: "
+            f"{_first_line(error)}"
+        ) from error
 
 
 def abstract_task(config: TrainConfig, mesh: Mesh) -> Task:
