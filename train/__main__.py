@@ -167,9 +167,9 @@ def parse_config(
     default, description = load_preset(preset)
     init_from = named_checkpoint(overrides)
     asks_for_help = not {"-h", "--help"}.isdisjoint(overrides)
-    if command is None and not asks_for_help:
-        init_from = init_from or default.init_from
-    if init_from is not None:
+    if init_from is None and command is None and not asks_for_help:
+        init_from = default.init_from
+    if init_from not in (None, "None"):  # the latter as tyro reads it
         # Before the flags are read: those of --model are of the checkpoint's kind.
         default = adopt_checkpoint(default, init_from)
     return tyro.cli(
@@ -237,15 +237,17 @@ def compile_for(preset: str, overrides: list[str]) -> int:
 
 
 def named_checkpoint(overrides: list[str]) -> str | None:
-    """What `--init-from` names among a preset's overrides.
+    """What `--init-from` names among a preset's overrides; None where it is not there.
 
     >>> named_checkpoint(["--steps", "3", "--init-from=google-t5/t5-small"])
     'google-t5/t5-small'
+    >>> named_checkpoint(["--init-from", "None"])  # the preset's is not wanted
+    'None'
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--init-from", "--init_from", nargs="?")
-    name = parser.parse_known_args(overrides)[0].init_from
-    return None if name == "None" else name
+    # Without a word behind it, tyro will say so.
+    parser.add_argument("--init-from", "--init_from", nargs="?", const="None")
+    return parser.parse_known_args(overrides)[0].init_from
 
 
 if __name__ == "__main__":

@@ -123,7 +123,8 @@ class TrainConfig:
     init_from: str | None = None
     """Start from this Hugging Face checkpoint (folder or hub id) of any family. Its
     config takes the place of the preset's model, but for dropout and compute dtype;
-    its tokenizer is used where `tokenizer` is builtin."""
+    its tokenizer is used where `tokenizer` is builtin. None: the preset's model, from
+    random weights."""
     cross_entropy_baseline: bool = False
     """Train a second model with cross entropy alone, on the same data, seed and
     tokenizer, and print both side by side."""

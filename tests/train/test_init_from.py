@@ -14,11 +14,14 @@ from ntl_jax.hf.mapping import flatten
 from ntl_jax.models import GPT2Config, GraniteConfig, T5Config, bind, init_params
 from ntl_jax.tokenization import load_tokenizer
 from tests.train.helpers import TINY, changed
-from train.__main__ import main
+from train import __main__ as command_line
+from train.__main__ import main, parse_config
 from train.config import ConfigError, TrainConfig
 from train.data import tokenize_rows
+from train.inputs import tokenizer_name
 from train.loop import run
 from train.predict import export, load_run
+from train.presets import load_preset
 from train.pretrained import adopt_checkpoint, check_model, fit_vocabulary
 
 GPT2 = GPT2Config(n_positions=96, n_embd=8, n_layer=2, n_head=2)
@@ -193,6 +196,26 @@ def test_what_belongs_to_the_preset_stays(tmp_path):
     model = adopt_checkpoint(preset, str(tmp_path)).model
     assert isinstance(model, GraniteConfig)
     assert (model.attention_dropout, model.remat, model.vocab_size) == (0.0, True, 512)
+
+
+@pytest.mark.parametrize(
+    "flag", [["--init-from", "None"], ["--init-from=None"], ["--init_from", "None"]]
+)
+def test_a_presets_own_checkpoint_can_be_left_out(flag, monkeypatch):
+    default = load_preset("paper-arithmetic")[0]
+    assert default.init_from is not None
+    monkeypatch.setattr(command_line, "adopt_checkpoint", None)  # not to be called
+    config = parse_config("paper-arithmetic", [*flag, "--model.num-layers", "3"])
+    model = dataclasses.replace(default.model, num_layers=3)
+    assert config == dataclasses.replace(default, init_from=None, model=model)
+    assert tokenizer_name(config) == "builtin"
+
+
+def test_a_checkpoint_without_a_name_is_asked_for(monkeypatch, capsys):
+    monkeypatch.setattr(command_line, "adopt_checkpoint", None)
+    with pytest.raises(SystemExit):
+        parse_config("paper-arithmetic", ["--init-from"])
+    assert "--init-from" in capsys.readouterr().err
 
 
 def test_the_vocabulary_is_fitted_by_rule_and_said(caplog):
