@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int
 
-from ntl_jax.losses.dot_product import expected_value
+from ntl_jax.losses.predict_numbers import expected_value
 from ntl_jax.number_vocab import NumberVocab
 
 Rule = Literal["argmax", "expected", "median"]

@@ -48,10 +48,6 @@ from ntl_jax.losses.dot_product import ntl_mae as ntl_mae
 from ntl_jax.losses.dot_product import ntl_mae_from_stats as ntl_mae_from_stats
 from ntl_jax.losses.dot_product import ntl_mse as ntl_mse
 from ntl_jax.losses.dot_product import ntl_mse_from_stats as ntl_mse_from_stats
-from ntl_jax.losses.dot_product import predict_numbers as predict_numbers
-from ntl_jax.losses.dot_product import (
-    predict_numbers_from_stats as predict_numbers_from_stats,
-)
 from ntl_jax.losses.fused import stats_from_hidden as stats_from_hidden
 from ntl_jax.losses.fused_objective import (
     objective_from_hidden as objective_from_hidden,
@@ -73,6 +69,10 @@ from ntl_jax.losses.optimal_transport import (
     ntl_optimal_transport_from_stats as ntl_optimal_transport_from_stats,
 )
 from ntl_jax.losses.place_weights import place_weights as place_weights
+from ntl_jax.losses.predict_numbers import predict_numbers as predict_numbers
+from ntl_jax.losses.predict_numbers import (
+    predict_numbers_from_stats as predict_numbers_from_stats,
+)
 from ntl_jax.losses.reduction import Term as Term
 from ntl_jax.losses.reduction import weighted_mean as weighted_mean
 from ntl_jax.losses.reduction import weighted_sum_and_count as weighted_sum_and_count

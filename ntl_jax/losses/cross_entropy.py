@@ -41,7 +41,8 @@ def cross_entropy(
         label is ignored or has weight 0.
 
     Raises:
-        TypeError, ValueError: as `ntl_jax.losses.stats_from_logits` does.
+        TypeError, ValueError: as `ntl_jax.losses.stats_from_logits` and
+            `cross_entropy_from_stats` do, and for an unknown reduction.
 
     >>> loss = cross_entropy(jnp.zeros((2, 8)), jnp.array([3, -100]))
     >>> print(loss.round(3))  # log 8, and an ignored label
@@ -88,6 +89,12 @@ def cross_entropy_from_stats(
     Returns:
         (value, weight), both f32[*B]: nats, exactly 0 where the weight is 0, and what
         each counts.
+
+    Raises:
+        ValueError: for a label_smoothing outside [0, 1), or a z_loss that is negative
+            or not finite.
+
+    Source: as `cross_entropy`.
     """
     weight = token_weights(labels, weights, ignore_index=ignore_index)
     vocab_size = vocab.vocab_size

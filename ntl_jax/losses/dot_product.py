@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
@@ -12,9 +11,10 @@ from ntl_jax.losses.magnitude import magnitude
 from ntl_jax.losses.number_softmax import Support, finish, number_probabilities
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import number_targets
+from ntl_jax.losses.predict_numbers import expected_value
 from ntl_jax.losses.reduction import Reduction
 from ntl_jax.losses.scalars import scalar
-from ntl_jax.losses.stats import NumberStats, stats_from_logits
+from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
 
 Penalty = Callable[[Array, Array], Array]
@@ -80,8 +80,17 @@ def ntl_dot_product(
         gradient, where the label is no number, is ignored or has weight 0.
 
     Raises:
-        TypeError, ValueError: as `ntl_jax.losses.stats_from_logits` does, and for an
-            unknown reduction or support.
+        TypeError, ValueError: as `ntl_jax.losses.stats_from_logits` and
+            `ntl_dot_product_from_stats` do, and for an unknown reduction.
+
+    >>> digits = {str(i): i for i in range(10)} | {"a": 10}
+    >>> vocab = NumberVocab.from_mapping(digits, vocab_size=11)
+    >>> fourth = lambda prediction, target: (prediction - target) ** 4
+    >>> loss = ntl_dot_product(jnp.zeros(11), jnp.array(6), vocab, penalty=fourth)
+    >>> print(f"{loss:.3f}")  # 1.5^4
+    5.062
+
+    Source: as `ntl_dot_product_from_stats`.
     """
     return on_logits(
         ntl_dot_product_from_stats,
@@ -154,70 +163,6 @@ def ntl_dot_product_from_stats(
     return finish(loss, stats, targets, support=support, reweigh=reweigh, worst=worst)
 
 
-def predict_numbers(
-    logits: Float[Array, "*B V"], vocab: NumberVocab
-) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
-    """The expected number at every position, and the probability of any number.
-
-    (sum_k q_k v_k, sum_k p_k), where q is the softmax over the number tokens worth v
-    and p that over the vocabulary
-
-    Args:
-        logits: [*B, V] of any floating dtype; columns from ``vocab.vocab_size`` on are
-            padding.
-        vocab: the number tokens.
-
-    Returns:
-        (value, mass), both f32[*B]: in the units of ``vocab.values``, and in [0, 1].
-
-    Raises:
-        TypeError, ValueError: as `ntl_jax.losses.stats_from_logits` does.
-
-    >>> digits = {str(i): i for i in range(10)} | {"a": 10, "b": 11}
-    >>> vocab = NumberVocab.from_mapping(digits, vocab_size=12)
-    >>> value, mass = predict_numbers(jnp.zeros(12), vocab)
-    >>> round(float(value), 3), round(float(mass), 3)  # 10 of 12 tokens
-    (4.5, 0.833)
-
-    Source: ntloss 0.3.2, ``NTLossDotProduct.predict_numbers``.
-    """
-    labels = jnp.zeros(logits.shape[:-1], jnp.int32)
-    return predict_numbers_from_stats(stats_from_logits(logits, labels, vocab), vocab)
-
-
-def predict_numbers_from_stats(
-    stats: NumberStats, vocab: NumberVocab
-) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
-    """`predict_numbers` on NumberStats, whatever labels they were made with.
-
-    Args:
-        stats: NumberStats over [*B].
-        vocab: the number tokens.
-
-    Returns:
-        (value, mass), both f32[*B]: in the units of ``vocab.values``, and in [0, 1].
-    """
-    q = jax.nn.softmax(stats.number_logits, axis=-1)  # [*B, K]
-    log_mass = jax.nn.logsumexp(stats.number_logits, axis=-1) - stats.lse  # [*B]
-    return expected_value(q, vocab), jnp.exp(jnp.minimum(log_mass, 0.0))
-
-
-def expected_value(
-    q: Float32[Array, "*B K"], vocab: NumberVocab
-) -> Float32[Array, "*B"]:
-    """sum_k q_k v_k, in full float32 on every device.
-
-    Args:
-        q: probabilities [*B, K].
-        vocab: the number tokens.
-
-    Returns:
-        f32[*B], in the units of ``vocab.values``.
-    """
-    values = jnp.asarray(vocab.values)
-    return jnp.einsum("...k,k->...", q, values, precision=jax.lax.Precision.HIGHEST)
-
-
 def ntl_mse(
     logits: Float[Array, "*B V"],
     labels: Int[Array, "*B"],
@@ -233,12 +178,18 @@ def ntl_mse(
         **options: those of `ntl_dot_product`, but for the penalty.
 
     Returns:
-        float32, [*B] or a scalar, in squared units of ``vocab.values``.
+        float32, [*B] or a scalar, in squared units of ``vocab.values``; 0 where
+        `ntl_dot_product` is.
+
+    Raises:
+        TypeError, ValueError: as `ntl_dot_product` does.
 
     >>> digits = {str(i): i for i in range(10)} | {"a": 10}
     >>> vocab = NumberVocab.from_mapping(digits, vocab_size=11)
     >>> print(ntl_mse(jnp.zeros((2, 11)), jnp.array([4, 10]), vocab).round(3))
     [0.25 0.  ]
+
+    Source: Regress, Don't Guess (ICML 2025), equation NTL-MSE.
     """
     return ntl_dot_product(logits, labels, vocab, penalty=squared, **options)
 
@@ -258,7 +209,18 @@ def ntl_mae(
         **options: those of `ntl_dot_product`, but for the penalty.
 
     Returns:
-        float32, [*B] or a scalar, in the units of ``vocab.values``.
+        float32, [*B] or a scalar, in the units of ``vocab.values``; 0 where
+        `ntl_dot_product` is.
+
+    Raises:
+        TypeError, ValueError: as `ntl_dot_product` does.
+
+    >>> digits = {str(i): i for i in range(10)} | {"a": 10}
+    >>> vocab = NumberVocab.from_mapping(digits, vocab_size=11)
+    >>> print(f"{ntl_mae(jnp.zeros(11), jnp.array(6), vocab):.3f}")  # 4.5 on average
+    1.500
+
+    Source: ntloss 0.3.2, ``NTLossDotProduct`` with ``torch.nn.functional.l1_loss``.
     """
     return ntl_dot_product(logits, labels, vocab, penalty=absolute, **options)
 
@@ -282,7 +244,19 @@ def ntl_huber(
         **options: those of `ntl_dot_product`, but for the penalty.
 
     Returns:
-        float32, [*B] or a scalar.
+        float32, [*B] or a scalar, in squared units of ``vocab.values``; 0 where
+        `ntl_dot_product` is.
+
+    Raises:
+        TypeError, ValueError: as `ntl_dot_product` does, and for a delta that is not
+            positive and finite, or no scalar.
+
+    >>> digits = {str(i): i for i in range(10)} | {"a": 10}
+    >>> vocab = NumberVocab.from_mapping(digits, vocab_size=11)
+    >>> print(f"{ntl_huber(jnp.zeros(11), jnp.array(6), vocab):.3f}")  # 1.5 - 1 / 2
+    1.000
+
+    Source: ntloss 0.3.2, ``NTLossDotProduct`` with ``torch.nn.functional.huber_loss``.
     """
     penalty = partial(huber, delta=delta)
     return ntl_dot_product(logits, labels, vocab, penalty=penalty, **options)
@@ -291,14 +265,42 @@ def ntl_huber(
 def ntl_mse_from_stats(
     stats: NumberStats, labels: Int[Array, "*B"], vocab: NumberVocab, **options
 ) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
-    """NTL-MSE; `ntl_dot_product_from_stats` with the squared penalty."""
+    """NTL-MSE; `ntl_dot_product_from_stats` with the squared penalty.
+
+    Args:
+        stats: NumberStats over [*B].
+        labels: token ids [*B].
+        vocab: the number tokens.
+        **options: its other options.
+
+    Returns:
+        (value, weight), both f32[*B]: in squared units of ``vocab.values``, exactly
+        0 where the weight is 0; and what each counts.
+
+    Raises:
+        ValueError: as `ntl_dot_product_from_stats` does.
+    """
     return ntl_dot_product_from_stats(stats, labels, vocab, penalty=squared, **options)
 
 
 def ntl_mae_from_stats(
     stats: NumberStats, labels: Int[Array, "*B"], vocab: NumberVocab, **options
 ) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
-    """NTL-MAE; `ntl_dot_product_from_stats` with the absolute penalty."""
+    """NTL-MAE; `ntl_dot_product_from_stats` with the absolute penalty.
+
+    Args:
+        stats: NumberStats over [*B].
+        labels: token ids [*B].
+        vocab: the number tokens.
+        **options: its other options.
+
+    Returns:
+        (value, weight), both f32[*B]: in the units of ``vocab.values``, exactly
+        0 where the weight is 0; and what each counts.
+
+    Raises:
+        ValueError: as `ntl_dot_product_from_stats` does.
+    """
     return ntl_dot_product_from_stats(stats, labels, vocab, penalty=absolute, **options)
 
 
@@ -310,6 +312,22 @@ def ntl_huber_from_stats(
     delta: float | Float32[Array, ""] = 1.0,
     **options,
 ) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
-    """NTL-Huber; `ntl_dot_product_from_stats` with the Huber penalty."""
+    """NTL-Huber; `ntl_dot_product_from_stats` with the Huber penalty.
+
+    Args:
+        stats: NumberStats over [*B].
+        labels: token ids [*B].
+        vocab: the number tokens.
+        delta: as in `ntl_huber`.
+        **options: its other options.
+
+    Returns:
+        (value, weight), both f32[*B]: in squared units of ``vocab.values``, exactly
+        0 where the weight is 0; and what each counts.
+
+    Raises:
+        ValueError: as `ntl_dot_product_from_stats` does, or for such a delta as
+            `ntl_huber` refuses.
+    """
     penalty = partial(huber, delta=delta)
     return ntl_dot_product_from_stats(stats, labels, vocab, penalty=penalty, **options)

@@ -128,6 +128,8 @@ def gaussian_cross_entropy(
     ...     print(f"{float(loss[0]):.3f}")
     3.855
     5.065
+
+    Source: as `gaussian_cross_entropy_from_stats`.
     """
     return on_logits(
         gaussian_cross_entropy_from_stats,

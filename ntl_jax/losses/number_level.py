@@ -7,11 +7,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.digit_tokens import check_digits, negative_power_of_ten
-from ntl_jax.losses.dot_product import expected_value
 from ntl_jax.losses.magnitude import magnitude
 from ntl_jax.losses.number_softmax import finish, number_probabilities
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import NumberTargets, number_targets, token_weights
+from ntl_jax.losses.predict_numbers import expected_value
 from ntl_jax.losses.reduction import Reduction
 from ntl_jax.losses.rows import row_index, shift
 from ntl_jax.losses.run_sums import from_first, run_sums
@@ -64,7 +64,9 @@ def number_level_loss(
         ignore_index: the label that counts nothing.
 
     Returns:
-        float32, [*B, T] or a scalar; exactly 0 but at the first digit of a number.
+        float32, [*B, T] or a scalar, without unit (in log space in nats), in the
+        ranges of `number_level_loss_from_stats`; exactly 0, in value and gradient, but
+        at the first digit of a number that counts.
 
     Raises:
         TypeError, ValueError: as `ntl_jax.losses.stats_from_logits` does; for a number
@@ -76,6 +78,8 @@ def number_level_loss(
     >>> loss = number_level_loss(jnp.zeros((6, 13)), labels, vocab)
     >>> [round(float(x), 3) for x in loss]  # 1.45 / (3.5 + 1) and 4.5 / (0 + 1)
     [0.0, 0.322, 0.0, 0.0, 0.0, 4.5]
+
+    Source: as `number_level_loss_from_stats`.
     """
     return on_logits(
         number_level_loss_from_stats,

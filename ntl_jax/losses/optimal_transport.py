@@ -72,6 +72,8 @@ def ntl_optimal_transport(
     ... )
     >>> print(f"{loss[0]:.3f}")  # half of it one step, half of it two
     1.500
+
+    Source: as `ntl_optimal_transport_from_stats`.
     """
     return on_logits(
         ntl_optimal_transport_from_stats,

@@ -41,7 +41,8 @@ def weighted_sum_and_count(
         weight: non-negative weights [*B].
 
     Returns:
-        Term(sum_i w_i l_i, sum_i w_i), float32 scalars.
+        Term(sum_i w_i l_i, sum_i w_i), float32 scalars; the sum is in the units of the
+        losses.
 
     >>> weighted_sum_and_count(jnp.array([2.0, 4.0]), jnp.array([1.0, 0.5]))
     Term(sum=Array(4., dtype=float32), count=Array(1.5, dtype=float32))
@@ -59,7 +60,7 @@ def weighted_mean(
         weight: non-negative weights [*B].
 
     Returns:
-        sum_i w_i l_i / sum_i w_i, a float32 scalar.
+        sum_i w_i l_i / sum_i w_i, a float32 scalar in the units of the losses.
 
     >>> float(weighted_mean(jnp.array([2.0, 5.0]), jnp.array([1.0, 0.5])))
     3.0

@@ -58,6 +58,8 @@ def ntl_was(
     >>> vocab = NumberVocab.from_mapping(digits, vocab_size=11)
     >>> print(ntl_was(jnp.zeros((3, 11)), jnp.array([4, 0, 10]), vocab).round(3))
     [2.5 4.5 0. ]
+
+    Source: as `ntl_was_from_stats`.
     """
     return on_logits(
         ntl_was_from_stats,
@@ -177,6 +179,8 @@ def ntl_was_cdf(
     >>> even = jnp.full((1, 10), 0.1)  # what the uniform logits say
     >>> print(ntl_was_cdf(logits, labels, vocab, target=even).round(3))
     [0.]
+
+    Source: as `ntl_was_cdf_from_stats`.
     """
     return on_logits(
         ntl_was_cdf_from_stats,
