@@ -6,6 +6,8 @@ from ntl_jax.tokenization.builtin import builtin_tokenizer
 from ntl_jax.tokenization.digits import DigitTokenizer
 from ntl_jax.tokenization.hugging_face import Tokenizer, from_transformers
 
+_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
+
 
 def load_tokenizer(name: str, *, split_digits: bool = True) -> Tokenizer:
     """Loads a tokenizer.
@@ -30,36 +32,52 @@ def load_tokenizer(name: str, *, split_digits: bool = True) -> Tokenizer:
     if name == "builtin":
         return builtin_tokenizer()
     folder = pathlib.Path(name).expanduser()
-    is_local = folder.exists()
-    if not is_local and (folder.is_absolute() or name.startswith(("~", "."))):
-        raise ValueError(f"no tokenizer folder {name!r}; check the path")
-    if is_local and not folder.is_dir():
+    if not folder.exists():
+        if folder.is_absolute() or name.startswith(("~", ".")):
+            raise ValueError(f"no tokenizer folder {name!r}; check the path")
+        folder = _fetched(name)
+    if not folder.is_dir():
         raise ValueError(
             f"{name!r} is a file; name the folder of the tokenizer's files"
         )
-    if is_local and not any(map(_is_of_tokenizer, folder.iterdir())):
+    if not any(map(_is_of_tokenizer, folder.iterdir())):
         raise ValueError(
-            f"the folder {name!r} holds no tokenizer (tokenizer.json, spiece.model, "
-            "vocab.json, ...); name one that does"
+            f"{name!r} holds no tokenizer (tokenizer.json, spiece.model, vocab.json, "
+            "...); name a folder or a hub id that does"
         )
 
     from transformers import AutoTokenizer  # slow to import, and optional
 
     try:
-        base = AutoTokenizer.from_pretrained(
-            str(folder) if is_local else name, local_files_only=is_local
-        )
-    # transformers and its hub client raise these for whatever they could not load.
+        base = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    # transformers raises these for whatever it could not load.
     except (OSError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        place = "folder" if is_local else "hub id"
-        raise ValueError(
-            f"cannot load a tokenizer from the {place} {name!r} ({reason}); name "
-            "'builtin', a folder with tokenizer.json and tokenizer_config.json, or an "
-            "id that exists on the hub"
-        ) from error
+        raise _cannot_load("folder", name, error) from error
     wrapped = from_transformers(base)
     return DigitTokenizer(wrapped) if split_digits else wrapped
+
+
+def _fetched(name: str) -> pathlib.Path:
+    """The folder of a hub id's files, from the hub or from what was fetched before.
+
+    AutoTokenizer itself would ask a hub that is out of reach twelve times, for a
+    minute, and say so each time.
+    """
+    from huggingface_hub import snapshot_download  # comes with transformers
+
+    try:
+        return pathlib.Path(snapshot_download(name, allow_patterns=_FILES))
+    except (OSError, ValueError) as error:  # the hub's own errors are of these kinds
+        raise _cannot_load("hub id", name, error) from error
+
+
+def _cannot_load(place: str, name: str, error: Exception) -> ValueError:
+    reason = " ".join(str(error).split())[:300] or type(error).__name__
+    return ValueError(
+        f"cannot load a tokenizer from the {place} {name!r} ({reason}); name "
+        "'builtin', a folder with tokenizer.json and tokenizer_config.json, or an id "
+        "that exists on the hub"
+    )
 
 
 def _is_of_tokenizer(path: pathlib.Path) -> bool:

@@ -1,0 +1,66 @@
+"""Tokenizers by name: what cannot be had is told in a line, and at once."""
+
+import json
+import time
+
+import huggingface_hub
+import pytest
+
+from ntl_jax.tokenization import builtin_tokenizer, load_tokenizer
+
+
+def test_load_errors_are_one_line_that_names_the_remedy(tmp_path):
+    with pytest.raises(ValueError, match="no tokenizer folder '/no/such'"):
+        load_tokenizer("/no/such")
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({}))
+    with pytest.raises(ValueError, match="is a file; name the folder"):
+        load_tokenizer(str(file))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(ValueError, match="model' holds no tokenizer"):
+        load_tokenizer(str(tmp_path / "model"))
+    with pytest.raises(ValueError, match=r"from the folder .*name 'builtin'") as error:
+        load_tokenizer(str(tmp_path))  # whose tokenizer.json is empty
+    assert "\n" not in str(error.value)
+
+    with pytest.raises(ValueError, match=r"from the hub id 'no model'.*id must use al"):
+        load_tokenizer("no model")
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """The cache of a hub that is out of reach; waiting for it is an error."""
+
+    def wait(seconds):
+        raise AssertionError(f"waits {seconds} s")
+
+    constants = huggingface_hub.constants
+    monkeypatch.setattr(constants, "ENDPOINT", "http://localhost:9")  # nobody listens
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(time, "sleep", wait)
+    return tmp_path
+
+
+def test_a_hub_out_of_reach_is_told_at_once(hub, capfd):
+    with pytest.raises(
+        ValueError, match=r"hub id 'no/model' .*Connect.*'builtin'"
+    ) as e:
+        load_tokenizer("no/model")
+    assert "\n" not in str(e.value)
+    assert capfd.readouterr().err == ""
+
+
+def test_what_was_fetched_before_needs_no_hub(hub, capfd):
+    stored = hub / "models--some--model"
+    files = stored / "snapshots" / ("0" * 40)
+    files.mkdir(parents=True)
+    (stored / "refs").mkdir()
+    (stored / "refs" / "main").write_text(files.name)
+    (files / "config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(ValueError, match="'some/model' holds no tokenizer"):
+        load_tokenizer("some/model")
+    builtin_tokenizer().save(files)
+    ids = load_tokenizer("some/model").encode("What is 12 plus 3?")
+    assert ids == builtin_tokenizer().encode("What is 12 plus 3?")
+    assert capfd.readouterr().err == ""
