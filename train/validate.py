@@ -20,23 +20,25 @@ if TYPE_CHECKING:
 _NOT_NEGATIVE = (0, math.inf, True)  # low, high, whether low itself is allowed
 _POSITIVE = (0, math.inf, False)
 _AT_LEAST_1 = (1, math.inf, True)
+_SIZE = (1, 2**31, True)  # of an array's axis, or a count in int32
 _SHARE = (0, 1, True)
 _RANGES = {
     "": {
-        "seed": _NOT_NEGATIVE,
+        "seed": (0, 2**32, True),  # JAX reads no more bits of it
+        "steps": _SIZE,
         "accumulate": _AT_LEAST_1,
         "profile_at": _AT_LEAST_1,
         "mask_rate": (0, 1, False),
     },
     "data": {
         "seed": _NOT_NEGATIVE,
-        "batch_size": _AT_LEAST_1,
+        "batch_size": _SIZE,
         "digits": (1, 9, True),  # extrapolation adds one, and ends at nine
-        "train_size": _AT_LEAST_1,
-        "eval_size": _AT_LEAST_1,
-        "max_source_length": _AT_LEAST_1,
-        "max_target_length": _AT_LEAST_1,
-        "packed_length": _AT_LEAST_1,
+        "train_size": _SIZE,
+        "eval_size": _SIZE,
+        "max_source_length": _SIZE,
+        "max_target_length": _SIZE,
+        "packed_length": _SIZE,
         "buckets": (1, 65, True),
         "validation_fraction": _SHARE,
     },
@@ -49,14 +51,14 @@ _RANGES = {
         "warmup_steps": _NOT_NEGATIVE,
         "final_fraction": _NOT_NEGATIVE,
         "plateau_factor": (0, 1, False),
-        "plateau_patience": _NOT_NEGATIVE,
+        "plateau_patience": (0, 2**31 - 1, True),
         "b1": _SHARE,
         "b2": _SHARE,
         "eps": _POSITIVE,
         "weight_decay": _NOT_NEGATIVE,
         "clip_norm": _POSITIVE,
     },
-    "evaluation": dict.fromkeys(("max_new_tokens", "beams"), _AT_LEAST_1),
+    "evaluation": dict.fromkeys(("batch_size", "max_new_tokens", "beams"), _SIZE),
     "hosts": dict.fromkeys(("timeout", "lost_after", "stuck_after"), _AT_LEAST_1)
     | {"count": _AT_LEAST_1, "index": _NOT_NEGATIVE},
 }
@@ -80,7 +82,6 @@ def validate(
     Raises:
         ConfigError: names the flags, and what to do.
     """
-    _check(config.steps >= 1, f"--steps is {config.steps}: give at least 1.")
     _check(config.log_every >= 1, f"--log-every is {config.log_every}: at least 1.")
     for flag, every in (
         ("--checkpoint-every", config.checkpoint_every),
@@ -223,7 +224,7 @@ def _check_ranges(config: "TrainConfig") -> None:
             )
             flag = ".".join(filter(None, (section, name))).replace("_", "-")
             bounds = f"{'at least' if closed else 'above'} {low:g}"
-            bounds += " and finite" if high == math.inf else f" and below {high:g}"
+            bounds += " and finite" if high == math.inf else f" and below {high:,}"
             _check(inside, f"--{flag} is {value}: it must be {bounds}.")
 
 
