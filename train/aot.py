@@ -45,6 +45,7 @@ _GENERATIONS = {
     "v5p": ("v5p", 2, None),
     "v6e": ("v6e", 1, None),
 }
+_FLAT = ("v5e", "v6e")  # of three sides their compiler would end the process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,6 +205,11 @@ def find_devices(topology: str) -> list[Any]:
     generation, _, grid = topology.partition(":")
     sides = [int(side) for side in grid.split("x") if side.isdigit()]
     is_grid = len(sides) in (2, 3) and min(sides) > 0 and grid.count("x") < len(sides)
+    if is_grid and generation in _FLAT and math.prod(sides[2:]) != 1:
+        raise ConfigError(
+            f"--topology {topology}: the chips of {generation} lie in a plane, so give "
+            f"two sides, such as {generation}:{sides[0]}x{sides[1]}."
+        )
     if generation not in _GENERATIONS or not is_grid:
         raise ConfigError(
             f"--topology {topology}: give 'local', or one of "

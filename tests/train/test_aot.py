@@ -90,6 +90,13 @@ def test_a_topology_that_is_none(topology):
         compile_ahead(TINY, topology)
 
 
+@pytest.mark.parametrize("topology", ["v5e:4x4x4", "v6e:2x2x2"])
+def test_slices_that_are_flat_have_two_sides(topology):
+    flat = topology.rpartition("x")[0]
+    with pytest.raises(ConfigError, match=f"give two sides, such as {flat}\\."):
+        find_devices(topology)
+
+
 def test_topology_is_asked_for(capsys):
     assert main(["aot", "quickstart"]) == 1
     assert "--topology" in capsys.readouterr().err
