@@ -143,6 +143,8 @@ def test_broken_mathematics_is_one_clear_line(tmp_path, data, message):
 def test_missing_and_damaged_files(tmp_path):
     with pytest.raises(DataError, match=r"no\.txt: no such file; check"):
         read_mathematics(tmp_path / "no.txt")
+    with pytest.raises(DataError, match="a folder; name a file in it"):
+        read_mathematics(tmp_path)
     whole = gzip.compress(b"1+1\n2\n" * 50)
     for data in (b"plain text", whole[:-12], whole[:15] + b"\0\0\0" + whole[18:]):
         broken = tmp_path / "m.txt.gz"

@@ -50,6 +50,8 @@ def read_bytes(path: str | os.PathLike) -> bytes:
         DataError: the file is missing, empty or no complete gzip file.
     """
     path = pathlib.Path(path)
+    if path.is_dir():
+        raise DataError(f"{path}: a folder; name a file in it")
     if not path.is_file():
         raise DataError(f"{path}: no such file; check the path")
     data = path.read_bytes()
