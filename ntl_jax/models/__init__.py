@@ -63,18 +63,28 @@ def init_params(config: AnyConfig, key: Key[Array, ""]) -> Params:
         out_shardings=...)` each device makes its own shards only; `jax.eval_shape`
         gives the shapes alone.
 
+    Raises:
+        TypeError: `config` is none of these models' configs.
+
     >>> config = T5Config(vocab_size=16, d_model=8, d_kv=4, d_ff=16, num_heads=2)
     >>> params = init_params(config, jax.random.key(0))
     >>> params["encoder"]["layers"]["attention"]["q"]["kernel"].shape
     (6, 8, 8)
     """
-    model = _MODULES[type(config)](config, nnx.Rngs(params=key))
+    model = _module_of(config)(config, nnx.Rngs(params=key))
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+
+
+def _module_of(config: AnyConfig) -> Callable[..., nnx.Module]:
+    if type(config) not in _MODULES:
+        names = ", ".join(kind.__name__ for kind in _MODULES)
+        raise TypeError(f"config is a {type(config).__name__}; give one of {names}")
+    return _MODULES[type(config)]
 
 
 @lru_cache(maxsize=64)
 def _skeleton(config: AnyConfig) -> tuple[nnx.GraphDef, nnx.State]:
-    build = nnx.eval_shape(lambda: _MODULES[type(config)](config, nnx.Rngs(params=0)))
+    build = nnx.eval_shape(lambda: _module_of(config)(config, nnx.Rngs(params=0)))
     return nnx.split(build)
 
 
@@ -106,8 +116,15 @@ def bind(config: AnyConfig, params: Params) -> nnx.Module:
         the default device.
 
     Raises:
+        TypeError: `config` is none of these models' configs.
         ValueError: the tree has other leaves, or other shapes, than the config.
+
+    >>> config = GPT2Config(vocab_size=16, n_embd=8, n_layer=1, n_head=2)
+    >>> model = bind(config, init_params(config, jax.random.key(0)))
+    >>> model(jnp.array([[3, 1, 4]])).shape
+    (1, 3, 16)
     """
+    _module_of(config)
     graph, shapes = _skeleton(config)
     want, have = _leaves(nnx.to_pure_dict(shapes)), _leaves(params)
     wrong = [f"missing {name}" for name in want if name not in have]
@@ -134,7 +151,17 @@ def _leaves(tree: PyTree) -> dict[str, Array]:
 def count_parameters(tree: PyTree, config: AnyConfig | None = None) -> int:
     """How many numbers a tree of arrays, or of shapes, holds.
 
-    Given the model's config, rows that only pad the vocabulary are not counted.
+    Args:
+        tree: parameters, or what `jax.eval_shape` gives for them.
+        config: the model's; given, rows that only pad the vocabulary are not counted.
+
+    Returns:
+        The number of parameters.
+
+    >>> config = T5Config.small()
+    >>> make = lambda key: init_params(config, key)
+    >>> count_parameters(jax.eval_shape(make, jax.random.key(0)))
+    60506624
     """
     total = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
     return total - getattr(config, "padding_parameters", 0)
@@ -157,13 +184,15 @@ def shift_right(
             hold several texts: each begins with a start token.
 
     Returns:
-        Ids of the labels' shape.
+        Ids of the labels' shape and dtype.
 
     >>> shift_right(jnp.array([[5, 6, 1, -100, -100]]), start_id=0, pad_id=0)
     Array([[0, 5, 6, 1, 0]], dtype=int32)
     >>> labels, segments = jnp.array([[5, 1, 6, 1]]), jnp.array([[1, 1, 2, 2]])
     >>> shift_right(labels, start_id=0, pad_id=0, segment_ids=segments)
     Array([[0, 5, 0, 6]], dtype=int32)
+
+    Source: transformers' T5PreTrainedModel._shift_right; segments are this package's.
     """
     start = jnp.full_like(labels[:, :1], start_id)
     shifted = jnp.concatenate([start, labels[:, :-1]], axis=1)

@@ -97,7 +97,11 @@ class DecoderOnly(nnx.Module):
         dropout_key: Key[Array, ""] | None = None,
         row_offset: RowOffset = 0,
     ) -> Float32[Array, "B T W"]:
-        """Logits of the token after each position; arguments as `hidden`."""
+        """Logits of the token after each position; arguments, errors as of `hidden`.
+
+        Returns:
+            Float32 logits [B, T, W]; -1e30 in columns of padding.
+        """
         hidden = self.hidden(
             input_ids,
             attention_mask=attention_mask,

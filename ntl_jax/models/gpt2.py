@@ -120,7 +120,15 @@ class Block(nnx.Module):
 
 
 class GPT2(DecoderOnly):
-    """The decoder-only model with its language-model head."""
+    """The decoder-only model with its language-model head.
+
+    Args:
+        config: sizes and options.
+        rngs: its `params` stream draws the parameters, float32, laid out as this module
+            says.
+
+    Source: Radford et al. (2019); transformers' GPT2LMHeadModel.
+    """
 
     def __init__(self, config: GPT2Config, rngs: nnx.Rngs):
         self.config = config

@@ -14,7 +14,12 @@ _RATES = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 @dataclasses.dataclass(frozen=True)
 class GPT2Config(PaddedVocabulary):
-    """Sizes and options of a GPT-2; field names as in Hugging Face's config.json."""
+    """Sizes and options of a GPT-2; field names as in Hugging Face's config.json.
+
+    Raises:
+        ValueError: a size is no whole number from 1, a rate is outside [0, 1), `n_head`
+            does not divide `n_embd`, or there is no such option.
+    """
 
     vocab_size: int = 50257
     n_positions: int = 1024

@@ -150,7 +150,15 @@ class Block(nnx.Module):
 
 
 class Granite(DecoderOnly):
-    """The decoder-only model with its language-model head."""
+    """The decoder-only model with its language-model head.
+
+    Args:
+        config: sizes and options.
+        rngs: its `params` stream draws the parameters, float32, laid out as this module
+            says.
+
+    Source: transformers' GraniteForCausalLM and GraniteMoeForCausalLM.
+    """
 
     def __init__(self, config: GraniteConfig, rngs: nnx.Rngs):
         self.config = config

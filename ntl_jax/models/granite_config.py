@@ -33,6 +33,10 @@ class GraniteConfig(PaddedVocabulary):
 
     With `num_local_experts` every feed-forward layer is a mixture of so many experts,
     each `intermediate_size` wide, of which a token visits `num_experts_per_tok`.
+
+    Raises:
+        ValueError: a size is no whole number from 1, a factor is not above 0, heads or
+            experts do not add up, or there is no such option.
     """
 
     vocab_size: int = 49155

@@ -55,7 +55,13 @@ _PROBABILITIES, _ATTENDED, _INNER, _OUTER = range(4)  # dropout sites
 
 @dataclasses.dataclass(frozen=True)
 class NumformerConfig:
-    """Sizes and options of a Numformer; the defaults are the paper's baseline."""
+    """Sizes and options of a Numformer; the defaults are the paper's baseline.
+
+    Raises:
+        ValueError: a size is no whole number from 1, the rate is outside [0, 1),
+            `num_heads` does not divide `d_model`, `num_id` is no row of the table, or
+            there is no such option.
+    """
 
     vocab_size: int = 32101
     num_id: int = 32100  # the token [NUM]
@@ -170,7 +176,15 @@ class ValueHead(nnx.Module):
 
 
 class Numformer(nnx.Module):
-    """An encoder that fills in masked tokens and numbers."""
+    """An encoder that fills in masked tokens and numbers.
+
+    Args:
+        config: sizes and options.
+        rngs: its `params` stream draws the parameters, float32, laid out as this module
+            says.
+
+    Source: Golkar et al. (2023), xVal.
+    """
 
     def __init__(self, config: NumformerConfig, rngs: nnx.Rngs):
         self.config = config

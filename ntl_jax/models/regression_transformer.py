@@ -23,7 +23,12 @@ from ntl_jax.place_tokens import NUMBER_TOKENS, place_values
 
 @dataclasses.dataclass(frozen=True)
 class RegressionTransformerConfig(T5Config):
-    """A `T5Config` with number tokens: 320 in a row, see `ntl_jax.place_tokens`."""
+    """A `T5Config` with number tokens: 320 in a row, see `ntl_jax.place_tokens`.
+
+    Raises:
+        ValueError: as of `T5Config`; the number tokens do not fit `vocab_size`, or
+            there is no such formula or scale.
+    """
 
     first_number_id: int = 32100  # the first of them, _0_-12_
     number_formula: Formula = "reference"
@@ -61,7 +66,14 @@ def _encodings(config: RegressionTransformerConfig) -> Float32[np.ndarray, "K1 D
 
 
 class RegressionTransformer(T5):
-    """A `T5` whose embeddings carry number encodings; called and decoded as one."""
+    """A `T5` whose embeddings carry number encodings; called and decoded as one.
+
+    Args:
+        config: sizes and options.
+        rngs: its `params` stream draws the parameters, float32, laid out as a T5's.
+
+    Source: Born and Manica (2023).
+    """
 
     def __init__(self, config: RegressionTransformerConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)

@@ -88,7 +88,20 @@ class T5Body(nnx.Module):
         drop: Dropout = NO_DROPOUT,
         segment_ids: Int[Array, "B S"] | None = None,
     ) -> Float[Array, "B S D"]:
-        """The encoder's output for source tokens."""
+        """The encoder's output for source tokens.
+
+        Args:
+            input_ids: source tokens.
+            attention_mask: true or non-zero where a token is to be seen.
+            drop: its masks; the decoder's, made with the same, are others.
+            segment_ids: equal, side by side, where tokens belong together.
+
+        Returns:
+            [B, S, D] in the config's dtype.
+
+        Raises:
+            ValueError: input_ids are not [B, S], or the mask has another shape.
+        """
         if input_ids.ndim != 2:
             raise ValueError(
                 f"input_ids must be [B, S]; their shape is {input_ids.shape}"
@@ -199,7 +212,15 @@ class T5WithHead(T5Body):
 
 
 class T5(T5WithHead):
-    """The encoder-decoder as a language model."""
+    """The encoder-decoder as a language model.
+
+    Args:
+        config: sizes and options.
+        rngs: its `params` stream draws the parameters, float32, laid out as this module
+            says.
+
+    Source: Raffel et al. (2020); transformers' T5ForConditionalGeneration.
+    """
 
     def finish(self, x, drop: Dropout = NO_DROPOUT) -> Float[Array, "B T D"]:
         """What the last decoder layer gave, ready for the head."""
@@ -216,7 +237,11 @@ class T5(T5WithHead):
         dropout_key: Key[Array, ""] | None = None,
         row_offset: RowOffset = 0,
     ) -> Float32[Array, "B T V"]:
-        """Logits of every target position; arguments as `hidden`."""
+        """Logits of every target position; arguments and errors as of `hidden`.
+
+        Returns:
+            Float32 logits [B, T, V].
+        """
         hidden = self.hidden(
             input_ids,
             decoder_input_ids,
@@ -255,6 +280,9 @@ class T5(T5WithHead):
 
         Returns:
             [B, T, D] in the config's dtype: `hidden @ head` are the logits.
+
+        Raises:
+            ValueError: shapes disagree, or only one side has segments.
         """
         if decoder_input_ids.ndim != 2 or len(decoder_input_ids) != len(input_ids):
             raise ValueError(

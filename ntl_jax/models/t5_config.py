@@ -24,7 +24,12 @@ _SIZES = (
 
 @dataclasses.dataclass(frozen=True)
 class T5Config:
-    """Sizes and options of a T5; field names as in Hugging Face's config.json."""
+    """Sizes and options of a T5; field names as in Hugging Face's config.json.
+
+    Raises:
+        ValueError: a size is no whole number from 1, the rate is outside [0, 1), the
+            buckets do not suit the distance, or there is no such option.
+    """
 
     vocab_size: int = 32128  # the checkpoints' rows, more than the tokenizer's 32100
     d_model: int = 512

@@ -34,7 +34,11 @@ Params = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class T5RegressionConfig(T5Config):
-    """A `T5Config` whose model ends in a regression head."""
+    """A `T5Config` whose model ends in a regression head.
+
+    Raises:
+        ValueError: as of `T5Config`, or `classifier_dropout` is outside [0, 1).
+    """
 
     classifier_dropout: float = 0.0  # around the head's first layer
 
@@ -59,7 +63,15 @@ class RegressionHead(nnx.Module):
 
 
 class T5Regression(T5Body):
-    """Encoder, decoder and a head that gives a number."""
+    """Encoder, decoder and a head that gives a number.
+
+    Args:
+        config: sizes and options.
+        rngs: its `params` stream draws the parameters, float32, laid out as this module
+            says.
+
+    Source: transformers' T5ForSequenceClassification with one label.
+    """
 
     def __init__(self, config: T5RegressionConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -86,6 +98,9 @@ class T5Regression(T5Body):
         Returns:
             [B] in the unit of the targets; NaN for a row that holds no end-of-sequence
             token to read the answer at.
+
+        Raises:
+            ValueError: input_ids are not [B, S], or the mask has another shape.
         """
         config = self.config
         drop = Dropout(config.dropout_rate, dropout_key, row_offset)
@@ -129,7 +144,12 @@ def regression_from_t5(
 
     Returns:
         The config and the parameters of a `T5Regression`; the T5's own arrays, and
-        `head`.
+        `head`, float32.
+
+    Raises:
+        ValueError: as of `T5RegressionConfig`.
+
+    Source: transformers' T5ForSequenceClassification, read from a T5's checkpoint.
     """
     regression = T5RegressionConfig.from_t5(config, **changes)
     fresh = RegressionHead(regression, nnx.Rngs(params=key))

@@ -32,7 +32,12 @@ from ntl_jax.models.t5_config import T5Config
 
 @dataclasses.dataclass(frozen=True)
 class XvalConfig(T5Config):
-    """A `T5Config` whose tokens carry values."""
+    """A `T5Config` whose tokens carry values.
+
+    Raises:
+        ValueError: as of `T5Config`; `num_id` is no row of the table, a size is no
+            whole number from 1, or there is no such `embedding_scale`.
+    """
 
     num_id: int = 32100  # the token [NUM]
     embedding_scale: Literal["value", "log", "plus_one"] = "value"
@@ -80,7 +85,15 @@ class NumberHead(nnx.Module):
 
 
 class Xval(T5WithHead):
-    """T5 that reads values beside tokens, and writes both."""
+    """T5 that reads values beside tokens, and writes both.
+
+    Args:
+        config: sizes and options.
+        rngs: its `params` stream draws the parameters, float32, laid out as this module
+            says.
+
+    Source: Golkar et al. (2023), xVal.
+    """
 
     def __init__(self, config: XvalConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -183,5 +196,15 @@ def first_positions(
 
 
 def shift_values(values: Float[Array, "B T"]) -> Float[Array, "B T"]:
-    """Values that go with `shift_right`'s decoder inputs: 1, then all but the last."""
+    """Values that go with `shift_right`'s decoder inputs: 1, then all but the last.
+
+    Args:
+        values: those of the labels.
+
+    Returns:
+        Values of the same shape and dtype.
+
+    >>> shift_values(jnp.array([[0.5, 3.0, 1.0]]))
+    Array([[1. , 0.5, 3. ]], dtype=float32)
+    """
     return jnp.concatenate([jnp.ones_like(values[:, :1]), values[:, :-1]], axis=1)

@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import pytest
 
 from ntl_jax.models import (
@@ -12,6 +13,8 @@ from ntl_jax.models import (
     T5Config,
     T5RegressionConfig,
     XvalConfig,
+    bind,
+    init_params,
 )
 
 T5_SIZES = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads")
@@ -64,3 +67,12 @@ def test_what_cannot_be_computed_with_is_refused(config):
         with pytest.raises(ValueError, match=f"^{field} is {said}"):
             config(**VOCABULARY, **{field: "float16"})
     assert config(**VOCABULARY, dtype="bfloat16").dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("config", [{"d_model": 8}, T5Config])
+def test_what_is_no_config_is_named(config):
+    said = rf"config is a {type(config).__name__}; give one of GPT2Config, .*XvalConfig"
+    with pytest.raises(TypeError, match=said):
+        init_params(config, jax.random.key(0))
+    with pytest.raises(TypeError, match=said):
+        bind(config, {})
