@@ -172,8 +172,11 @@ class NumberVocab:
             policy: "digits", "numbers", "ntloss" (see the module), or a function from
                 a token to its value, None where it is no number.
 
+        Returns:
+            The K number tokens among V.
+
         Raises:
-            ValueError: see `from_mapping`.
+            TypeError, ValueError: as `from_mapping` does.
         """
         return cls.from_mapping(
             tokenizer.get_vocab(), vocab_size=vocab_size, policy=policy
@@ -193,6 +196,9 @@ class NumberVocab:
             mapping: every token and its id.
             vocab_size: V, the real columns of the model's logits.
             policy: as in `from_tokenizer`.
+
+        Returns:
+            The K number tokens among V.
 
         Raises:
             ValueError: for an unknown policy, an id outside [0, V), a vocabulary with

@@ -34,6 +34,10 @@ class Objective:
     ignored, the number losses over what they look at: labels that are numbers (as
     ntloss and the paper's algorithm do), whole numbers, scores or rows, all weighted.
 
+    Raises:
+        ValueError: for no loss at all, an option out of its range, a coefficient that
+            is not finite, or a squash beside a distance.
+
     >>> digits = {str(i): i for i in range(10)} | {"a": 10}
     >>> vocab = NumberVocab.from_mapping(digits, vocab_size=11)
     >>> from ntl_jax.losses import stats_from_logits
@@ -160,6 +164,10 @@ class Objective:
         Returns:
             {name: Term(sum, count)} of float32 scalars, to be added up over devices
             and micro-batches before `total` divides.
+
+        Raises:
+            TypeError, ValueError: for what is no NumberStats, NumberVocab or segments
+                of these labels; and as the losses that are present do.
         """
         check_stats(stats)
         check_vocab(vocab)
@@ -191,6 +199,9 @@ class Objective:
 
         Returns:
             {name: f32[]}: summed weights, the ``count`` of the terms of a call.
+
+        Raises:
+            TypeError, ValueError: as a call does.
         """
         check_vocab(vocab)
         stats = stats_of_nothing(labels, vocab)

@@ -36,13 +36,8 @@ def draw(size: int, width: int):
     return hidden, kernel, jnp.where(number, 100 + text % 10, text)
 
 
-def measure(size: int, width: int, tokens: int, columns: list[int]) -> dict:
-    """{name: (ms, bytes)} at one size of head, for tiles of so many tokens.
-
-    `tokens` where the gradient is cut by tokens, each of `columns` where by columns.
-    """
-    vocab = digits_among(size)
-    hidden, kernel, labels = draw(size, width)
+def programs_of(vocab, hidden, kernel, labels, tokens: int, columns: list[int]) -> dict:
+    """{name: (function of hidden and kernel, its further arguments)}."""
 
     def total_of(stats):
         return OBJECTIVE.total(OBJECTIVE(stats, labels, vocab))
@@ -83,11 +78,20 @@ def measure(size: int, width: int, tokens: int, columns: list[int]) -> dict:
         f"objective, {name}": (jax.value_and_grad(total, (0, 1)), ())
         for name, total in scalar.items()
     }
-    programs |= {
+    return programs | {
         f"stats, {name}": (partial(pulled, read), (cotangent,))
         for name, read in ways.items()
     }
-    results = {}
+
+
+def measure(size: int, width: int, tokens: int, columns: list[int]) -> dict:
+    """{name: (ms, bytes)} at one size of head, for tiles of so many tokens.
+
+    `tokens` where the gradient is cut by tokens, each of `columns` where by columns.
+    """
+    hidden, kernel, labels = draw(size, width)
+    vocab, results = digits_among(size), {}
+    programs = programs_of(vocab, hidden, kernel, labels, tokens, columns)
     for name, (function, more) in programs.items():
         compiled = jax.jit(function).lower(hidden, kernel, *more).compile()
         timing = time_call(compiled, hidden, kernel, *more, rounds=5, seconds=0.15)

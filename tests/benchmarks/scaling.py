@@ -159,7 +159,8 @@ def step_flops(options: argparse.Namespace, lengths: tuple[int, int]) -> float:
     return matmul_flops(traced.jaxpr.jaxpr)
 
 
-def main() -> None:
+def read_options(arguments: list[str]) -> argparse.Namespace:
+    """The options; `rest` is what follows `--`, for the runs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("meshes", nargs="+", type=Mesh.parse)
     parser.add_argument("--preset", default="gsm8k-t5-3b")
@@ -170,10 +171,14 @@ def main() -> None:
     parser.add_argument("--keep", type=Mesh.parse)
     parser.add_argument("--resume-on", type=Mesh.parse)
     parser.add_argument("--cpu", action="store_true", help="simulated devices")
-    arguments = sys.argv[1:]
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     options = parser.parse_args(arguments[:cut])
     options.rest = arguments[cut + 1 :]
+    return options
+
+
+def main() -> None:
+    options = read_options(sys.argv[1:])
     os.environ["JAX_PLATFORMS"] = "cpu"  # of this process: the GPUs are the runs'
     out = pathlib.Path(os.environ.get("OUT", "."))
     print(
