@@ -29,7 +29,7 @@ from train.data import (
 )
 from train.model import is_decoder_only
 from train.regression import last_numbers, with_numbers
-from train.row_checks import check_length, count_long, count_numbers
+from train.row_checks import check_length, count_long, count_numbers, count_unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +114,10 @@ def load_inputs(
         name: tokenized(rows, config, model, tokenizer, scale)
         for name, rows in splits.evaluation.items()
     }
+    sets = {"train": (splits.train, train)} | {
+        name: (splits.evaluation[name], dataset) for name, dataset in evaluation.items()
+    }
+    count_unknown(sets, tokenizer)
     if config.head == "lm":
         for set_name, dataset in evaluation.items():
             count_long(set_name, dataset, config.evaluation.max_new_tokens)

@@ -1,14 +1,20 @@
 """Rows that a model has no place for, and rows that measure less than they seem to."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from ntl_jax.models import AnyConfig, NumformerConfig
 from ntl_jax.number_grammar import last_number
+from ntl_jax.tokenization import Tokenizer
 from train.config import ConfigError, TrainConfig
 from train.data import CausalDataset, Row, TokenizedDataset
+from train.data.transforms import Ragged
+
+_TOKENS_AT_ONCE = 2**24  # bounds what comparing them takes
+_ROWS_READ = 100  # for characters to name
+_NAMED = 5
 
 logger = logging.getLogger("train")
 
@@ -71,3 +77,65 @@ def count_long(set_name: str, dataset: TokenizedDataset, max_new_tokens: int) ->
             max_new_tokens,
             lengths.max(),
         )
+
+
+def count_unknown(
+    sets: Mapping[str, tuple[Sequence[Row], TokenizedDataset]], tokenizer: Tokenizer
+) -> None:
+    """Says how many rows hold what the tokenizer has no token for.
+
+    Args:
+        sets: rows and their ids, by name.
+        tokenizer: what they were read with.
+    """
+    unknown = tokenizer.unk_token_id
+    if unknown is None:
+        return
+    counts: list[str] = []
+    named: list[str] = []
+    for name, (rows, dataset) in sets.items():
+        found = np.union1d(
+            _rows_with(unknown, dataset.sources), _rows_with(unknown, dataset.targets)
+        )
+        if not len(found):
+            continue
+        counts.append(f"{len(found):,} of {len(rows):,} rows of {name!r}")
+        texts = (
+            rows[row][column]
+            for row in found[:_ROWS_READ].tolist()
+            for column in ("question", "answer")
+        )
+        named += _characters_without_token(texts, tokenizer, unknown)
+    if counts:
+        logger.warning(
+            "%s hold characters that the tokenizer reads as its unknown token (%s): "
+            "the model cannot tell them apart, nor write them",
+            ", ".join(counts),
+            ", ".join(map(repr, list(dict.fromkeys(named))[:_NAMED])),
+        )
+
+
+def _rows_with(token_id: int, texts: Ragged) -> np.ndarray:
+    """The rows that hold a token, i64, those that hold it twice twice."""
+    places = [
+        start
+        + np.flatnonzero(texts.values[start : start + _TOKENS_AT_ONCE] == token_id)
+        for start in range(0, len(texts.values), _TOKENS_AT_ONCE)
+    ]
+    return np.searchsorted(texts.offsets, np.concatenate(places), side="right") - 1
+
+
+def _characters_without_token(
+    texts: Iterable[str], tokenizer: Tokenizer, unknown: int
+) -> list[str]:
+    """The first few characters that are unknown by themselves."""
+    seen: set[str] = set()
+    found: list[str] = []
+    for text in texts:
+        new = [character for character in dict.fromkeys(text) if character not in seen]
+        seen.update(new)
+        ids = tokenizer.encode_batch(new)
+        found += [c for c, row in zip(new, ids, strict=True) if unknown in row]
+        if len(found) >= _NAMED:
+            break
+    return found[:_NAMED]

@@ -42,6 +42,7 @@ class DigitTokenizer:
         self._base = base
         self.pad_token_id = base.pad_token_id
         self.eos_token_id = base.eos_token_id
+        self.unk_token_id = base.unk_token_id
         self._characters = _characters_of(base)
 
     def encode(self, text: str) -> list[int]:

@@ -16,6 +16,9 @@ class Tokenizer(Protocol):
     @property
     def eos_token_id(self) -> int: ...
 
+    @property
+    def unk_token_id(self) -> int | None: ...
+
     def encode(self, text: str) -> list[int]: ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
@@ -36,10 +39,16 @@ class HuggingFaceTokenizer:
         backend: a `tokenizers.Tokenizer`. A copy is kept, that neither cuts nor pads.
         pad_token_id: id that fills rows up; lengths, not this id, say what is padding.
         eos_token_id: id appended to a text where the backend's own template does not.
+        unk_token_id: id that stands for what has no token; None: everything has one.
     """
 
     def __init__(
-        self, backend: RustTokenizer, *, pad_token_id: int, eos_token_id: int
+        self,
+        backend: RustTokenizer,
+        *,
+        pad_token_id: int,
+        eos_token_id: int,
+        unk_token_id: int | None = None,
     ) -> None:
         special_as_text = backend.encode_special_tokens
         self._backend = RustTokenizer.from_str(backend.to_str())
@@ -48,6 +57,7 @@ class HuggingFaceTokenizer:
         self._backend.no_padding()
         self.pad_token_id = pad_token_id
         self.eos_token_id = eos_token_id
+        self.unk_token_id = unk_token_id
 
     def encode(self, text: str) -> list[int]:
         """Ids of one text, the end-of-sequence token last."""
@@ -121,7 +131,11 @@ def from_transformers(tokenizer) -> HuggingFaceTokenizer:
             f"{type(tokenizer).__name__} has no end-of-sequence token, so generation "
             "could not stop; set tokenizer.eos_token first"
         )
-    pad = tokenizer.pad_token_id
+    pad, unk = tokenizer.pad_token_id, tokenizer.unk_token_id
     return HuggingFaceTokenizer(
-        backend, pad_token_id=eos if pad is None else pad, eos_token_id=eos
+        backend,
+        pad_token_id=eos if pad is None else pad,
+        eos_token_id=eos,
+        # GPT-2 and Granite, which read bytes, name another token in its place.
+        unk_token_id=None if unk in (eos, pad) else unk,
     )

@@ -55,6 +55,7 @@ class RegressionTransformerTokenizer:
         self._pieces = Pieces(self._base, DIGITS + ".")
         self.pad_token_id = self._base.pad_token_id
         self.eos_token_id = self._base.eos_token_id
+        self.unk_token_id = self._base.unk_token_id
         self.first_number_id = self._pieces.end
 
     def encode(self, text: str) -> list[int]:

@@ -66,6 +66,7 @@ class XvalTokenizer:
         self._pieces = Pieces(self.base, DIGITS + ".-")
         self.pad_token_id = self.base.pad_token_id
         self.eos_token_id = self.base.eos_token_id
+        self.unk_token_id = self.base.unk_token_id
         self.num_id = self._pieces.end
         self.mask_id = self.base.get_vocab().get(_BLANK, self.num_id + 1)
 
