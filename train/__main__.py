@@ -24,7 +24,7 @@ import tyro
 from absl import flags
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from train.aot import compile_ahead, render
+from train.aot import MORE_ROOM, compile_ahead, first_line, render
 from train.compare import run_comparison
 from train.config import ConfigError, TrainConfig
 from train.data import DataError
@@ -60,7 +60,11 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         leave(1)
         return 1
-    except jax.errors.JaxRuntimeError:
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" in str(error):
+            print(f"error: {_full(error)}", file=sys.stderr)
+            leave(1)
+            return 1
         if not jax.distributed.is_initialized():
             raise
         traceback.print_exc()
@@ -75,6 +79,13 @@ def main(arguments: list[str]) -> int:
         print(error, file=sys.stderr)
         # Schedulers send SIGTERM, and would count another status as a failure.
         return 0 if error.by == signal.SIGTERM else 130
+
+
+def _full(error: Exception) -> str:
+    return (
+        f"a device's memory is full: {first_line(error)}\n{MORE_ROOM} In an "
+        "evaluation: a smaller --evaluation.batch-size."
+    )
 
 
 def say(text: object) -> None:
@@ -230,7 +241,7 @@ def compile_for(preset: str, overrides: list[str]) -> int:
     if report.fits:
         return 0
     print(
-        f"error: it takes more than a device's {report.memory_gib} GiB.",
+        f"error: it takes more than a device's {report.memory_gib} GiB. {MORE_ROOM}",
         file=sys.stderr,
     )
     return 1

@@ -47,6 +47,12 @@ _GENERATIONS = {
 }
 _FLAT = ("v5e", "v6e")  # of three sides their compiler would end the process
 
+MORE_ROOM = (
+    "Take more devices, a larger --mesh.fsdp or --mesh.tensor, --model.remat True, "
+    "--fused-head, a larger --accumulate or a smaller --data.batch-size."
+)
+"""What to do where a program needs more memory than a device has."""
+
 
 @dataclasses.dataclass(frozen=True)
 class AotReport:
@@ -151,11 +157,7 @@ def _fitting(otherwise: str) -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise ConfigError(
-            f"{otherwise}: {_first_line(error)}\nTake more devices, a larger "
-            "--mesh.fsdp or --mesh.tensor, --model.remat True, or a smaller "
-            "--data.batch-size."
-        ) from error
+        raise ConfigError(f"{otherwise}: {first_line(error)}\n{MORE_ROOM}") from error
 
 
 def _hlo_of(compiled: jax.stages.Compiled, topology: str) -> str | None:
@@ -167,7 +169,7 @@ def _hlo_of(compiled: jax.stages.Compiled, topology: str) -> str | None:
         raise ConfigError(
             f"the program that {topology} takes cannot be read ({versions}): pip "
             "install 'jax[tpu]' takes the compiler that belongs to jaxlib. It says: "
-            f"{_first_line(error)}"
+            f"{first_line(error)}"
         ) from error
 
 
@@ -241,11 +243,12 @@ def find_devices(topology: str) -> list[Any]:
             platform="tpu", topology_name=topology, **options
         )
     except jax.errors.JaxRuntimeError as error:
-        raise ConfigError(f"--topology {topology}: {_first_line(error)}") from error
+        raise ConfigError(f"--topology {topology}: {first_line(error)}") from error
     return list(described.devices)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, without the compiler's pages behind it."""
     return str(error).strip().splitlines()[0]
 
 

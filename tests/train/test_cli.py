@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from tests.train.helpers import TINY
@@ -184,6 +186,17 @@ def test_help_of_a_preset_says_all_and_fetches_no_checkpoint(capsys, monkeypatch
     assert "--model.d-model" in out
     with pytest.raises(TypeError):
         main(["paper-rjokes"])
+
+
+def test_a_full_device_is_one_message_with_the_remedy(tmp_path, capsys, monkeypatch):
+    def too_large(*_):
+        return jax.jit(lambda: jnp.zeros(2**46))()  # 256 TiB
+
+    monkeypatch.setattr("train.__main__._train_in", too_large)
+    assert main(["quickstart", "--run-dir", str(tmp_path / "run")]) == 1
+    *_, error, remedy = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: a device's memory is full: RESOURCE_EXHAUSTED")
+    assert "--mesh.fsdp" in remedy and "--evaluation.batch-size" in remedy
 
 
 def test_tiny_is_no_preset(capsys):
