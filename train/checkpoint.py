@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from train.config import ConfigError
 from train.digests import differences, digests, kinds
 from train.hosts import check_everywhere, from_first
-from train.saving import barrier, quieten_threads, writing_checkpoint
+from train.saving import SaveError, barrier, quieten_threads, writing_checkpoint
 from train.state import Params, TrainState
 from train.storage import (
     AnyPath,
@@ -85,13 +85,14 @@ class Checkpointer:
     def __enter__(self) -> "Checkpointer":
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, kind: object, error: object, _: object) -> None:
         try:
             self.wait()
-        except ConfigError:
+        except SaveError:
             if kind is None:
                 raise
-            logger.warning("the checkpoint that was being written is lost")
+            if not isinstance(error, SaveError):  # which says so itself
+                logger.warning("the checkpoint that was being written is lost")
         finally:
             with self._writing():
                 self._manager.close()
@@ -100,7 +101,7 @@ class Checkpointer:
         """Waits for nothing, but tells as soon as a step can be what a save met.
 
         Raises:
-            ConfigError: what was saved last could not be written.
+            SaveError: what was saved last could not be written.
         """
         if self._pending is not None and not self._manager.is_saving_in_progress():
             self.wait()
@@ -110,7 +111,7 @@ class Checkpointer:
         """Waits until what was saved is on disk.
 
         Raises:
-            ConfigError: it could not be written.
+            SaveError: it could not be written.
         """
         with self._writing():
             self._manager.wait_until_finished()
@@ -124,7 +125,7 @@ class Checkpointer:
         """Writes the state under its own step, unless that step is there already.
 
         Raises:
-            ConfigError: this save or the one before could not be written.
+            SaveError: this save or the one before could not be written.
         """
         step = int(state.step)
         if self._manager.latest_step() == step:

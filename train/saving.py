@@ -19,6 +19,10 @@ _BY_TENSORSTORE = re.compile(r"([^:]*?) ?\[os_error_code='(\d+)'")
 _DETAILS = re.compile(r" \[\w+='")  # a whole request or specification
 
 
+class SaveError(ConfigError):
+    """A checkpoint that could not be written."""
+
+
 @contextlib.contextmanager
 def writing_checkpoint(folder: AnyPath, step: int | None) -> Iterator[None]:
     """Says of errors of the file system which checkpoint is lost, and which is not.
@@ -31,12 +35,12 @@ def writing_checkpoint(folder: AnyPath, step: int | None) -> Iterator[None]:
         step: the one that the body writes or waits for.
 
     Raises:
-        ConfigError: in place of such an error.
+        SaveError: in place of such an error.
     """
     try:
         yield
     except TimeoutError as error:  # an OSError, but of other hosts
-        raise ConfigError(
+        raise SaveError(
             f"the checkpoint of step {step} is lost, as not every host wrote its part "
             f"({error}): see the logs of the others. Those before it are whole: start "
             "all again with --resume."
@@ -46,7 +50,7 @@ def writing_checkpoint(folder: AnyPath, step: int | None) -> Iterator[None]:
         if reason is None:
             raise
         remedy = "look at its permissions" if is_remote(folder) else "make room"
-        raise ConfigError(
+        raise SaveError(
             f"the checkpoint of step {step} could not be written to {folder} "
             f"({reason}). Those before it are whole: {remedy}, then continue with "
             "--resume."

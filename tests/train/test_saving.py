@@ -51,7 +51,10 @@ def check_until(checkpointer: Checkpointer) -> None:
 
 
 @pytest.mark.parametrize("told_by", [check_until, Checkpointer.wait, None])
-def test_a_save_that_fails_leaves_those_before_it(told_by, states, tmp_path):
+def test_a_save_that_fails_leaves_those_before_it(
+    told_by, states, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(logging.getLogger("train"), "propagate", True)
     said = r"step 1 could not be written to .*\(File too large\)\. Those before.*resume"
     with Checkpointer(tmp_path, keep=3) as checkpointer:
         checkpointer.save(states[0], CONFIG)
@@ -63,10 +66,27 @@ def test_a_save_that_fails_leaves_those_before_it(told_by, states, tmp_path):
         checkpointer.save(states[1], CONFIG)
         if told_by is not None:
             told_by(checkpointer)
+    assert not caplog.records  # the error says all
     with Checkpointer(tmp_path) as checkpointer:
         assert checkpointer.latest_step() == 0
         restored = checkpointer.restore(0, jax.eval_shape(lambda: states[0]))
     jax.tree.map(np.testing.assert_array_equal, restored.params, states[0].params)
+    gc.collect()
+
+
+def test_another_error_says_that_a_save_is_lost_too(
+    states, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(logging.getLogger("train"), "propagate", True)
+    with (
+        pytest.raises(KeyError),
+        small_files(4096),
+        Checkpointer(tmp_path, keep=3) as checkpointer,
+    ):
+        checkpointer.save(states[0], CONFIG)
+        raise KeyError("a bug")
+    (record,) = caplog.records
+    assert record.getMessage() == "the checkpoint that was being written is lost"
     gc.collect()
 
 
