@@ -5,6 +5,7 @@ import json
 import logging
 import socket
 import time
+from typing import Any
 
 from train.config import ConfigError
 from train.hosts_config import HostsConfig
@@ -65,7 +66,7 @@ def _listen(port: int, config: HostsConfig) -> str:
                 connection, _ = server.accept()
                 connections.append(connection)
                 connection.settimeout(5)
-                said = json.loads(connection.recv(256))
+                said = _message(connection.recv(256), "index", "count")
             except TimeoutError:
                 if time.monotonic() >= deadline:
                     trouble = _missing(found, config)
@@ -78,6 +79,14 @@ def _listen(port: int, config: HostsConfig) -> str:
         with connection, contextlib.suppress(ConnectionError):  # it may have given up
             connection.sendall(json.dumps({"trouble": trouble}).encode())
     return trouble
+
+
+def _message(data: bytes, *names: str) -> dict[str, Any]:
+    """What a host says; ValueError where it is no host that speaks."""
+    said = json.loads(data)
+    if not isinstance(said, dict) or set(said) != set(names):
+        raise ValueError(f"not of a roll call: {said}")
+    return said
 
 
 def _missing(found: set[int], config: HostsConfig) -> str:
@@ -117,8 +126,13 @@ def _report(host: str, port: int, config: HostsConfig) -> str:
                 connection.sendall(me)
                 answer = connection.recv(2**16)
             if answer:
-                return json.loads(answer)["trouble"]
+                return _message(answer, "trouble")["trouble"]
         except OSError:
             logger.debug("host 0 does not listen yet")
+        except ValueError:
+            silent = (
+                f"what answers at --hosts.coordinator {config.coordinator} is not host "
+                "0 of a run: name host 0's machine and a port that is free there."
+            )
         time.sleep(0.2)
     return silent

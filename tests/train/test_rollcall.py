@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import socket
+import threading
+import time
 
 import pytest
 
@@ -43,6 +45,43 @@ def test_the_missing_are_named_to_all_that_came():
 def test_host_0_is_missed():
     (only,) = call((1, 2), timeout=1)
     assert "no word from host 0" in only and "within 1 s" in only
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request", b"{}"])
+def test_something_else_answers(answer):
+    with socket.create_server(("localhost", 0)) as server:
+
+        def serve():
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:  # closed
+                    return
+                with connection:
+                    connection.recv(256)
+                    connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        address = f"localhost:{server.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"{address} is not host 0 of a run"):
+            roll_call(HostsConfig(address, 2, 1, 1))
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_who_does_not_speak_is_not_counted():
+    address = f"localhost:{free_port()}"
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        said = pool.submit(roll_call, HostsConfig(address, 2, 0, 1))
+        host, port = address.split(":")
+        while not said.done():
+            try:
+                with socket.create_connection((host, int(port)), timeout=5) as stranger:
+                    stranger.sendall(b"[1]")
+                break
+            except OSError:  # host 0 does not listen yet
+                time.sleep(0.05)
+        with pytest.raises(ConfigError, match="1 did not come within 1 s"):
+            said.result()
 
 
 def test_two_of_one_index():
