@@ -20,7 +20,7 @@ from ntl_jax.models import (
     bind,
 )
 from ntl_jax.sharding import mesh_of, on_mesh
-from ntl_jax.tokenization import Tokenizer, XvalTokenizer
+from ntl_jax.tokenization import DigitTokenizer, Tokenizer, XvalTokenizer
 from ntl_jax.value_scales import ValueScale
 from train.config import ConfigError, MeshConfig
 from train.data.masked import question_row
@@ -265,3 +265,9 @@ def export(path: AnyPath, folder: pathlib.Path, arguments: Sequence[str] = ()) -
     save_checkpoint(folder, trained.model, trained.params)
     trained.tokenizer.save(folder)
     print(f"wrote {folder}")
+    if isinstance(trained.tokenizer, DigitTokenizer):
+        print(
+            "Its tokenizer does not split numbers into digits, as the run did: take "
+            "ids from ntl_jax.tokenization.DigitTokenizer(AutoTokenizer."
+            f"from_pretrained({str(folder)!r}))."
+        )

@@ -90,7 +90,11 @@ def state_shardings(task: Task) -> TrainState:
     try:
         params = param_shardings(task.model, shapes.params, task.mesh)
     except ValueError as error:
-        raise ConfigError(f"--mesh does not suit the model: {error}") from error
+        told = f"--mesh does not suit the model: {error}"
+        if task.config.resume:
+            told += "\nA resumed run keeps the vocabulary rows that it began with: "
+            told += "give a --mesh.tensor that divides them, or --mesh.fsdp instead."
+        raise ConfigError(told) from error
     replicated = NamedSharding(task.mesh, PartitionSpec())
     opt_state = optax.tree_map_params(
         task.optimizer,

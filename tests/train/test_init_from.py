@@ -103,7 +103,7 @@ def test_finetune_resume_export_and_transformers(name, jsonl, data_dir, tmp_path
     check_in_transformers(tmp_path / "exported", exported, params)
 
 
-def test_a_gpt2_with_its_tokenizer_is_finetuned_and_exported(jsonl, tmp_path):
+def test_a_gpt2_with_its_tokenizer_is_finetuned_and_exported(jsonl, tmp_path, capsys):
     given, out = tmp_path / "given", tmp_path / "run"
     model = dataclasses.replace(
         GPT2, n_layer=1, vocab_size=509, eos_token_id=1, bos_token_id=1, pad_token_id=0
@@ -116,6 +116,7 @@ def test_a_gpt2_with_its_tokenizer_is_finetuned_and_exported(jsonl, tmp_path):
     assert (trained.model.vocab_size, trained.model.rows) == (512, 512)
     check_moved_a_little(load_checkpoint(given)[1], trained.params)
     export(out, tmp_path / "exported")
+    assert "tokenizer does not split numbers into digits" in capsys.readouterr().out
     exported, params = load_checkpoint(tmp_path / "exported")
     check_in_transformers(tmp_path / "exported", exported, params)
 
@@ -242,3 +243,5 @@ def test_a_mesh_that_cuts_no_head_is_refused(tmp_path):
     wide = changed(TINY, mesh__data=1, mesh__tensor=8, model__num_heads=6)
     with pytest.raises(ConfigError, match=r"--mesh does not suit the model"):
         run(wide, tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"keeps the vocabulary rows that it began"):
+        run(dataclasses.replace(wide, resume=True), tmp_path / "run")
