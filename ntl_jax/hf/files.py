@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import numpy as np
 from safetensors.numpy import save_file
 
 from ntl_jax.hf.blocks import StoredTensor
 from ntl_jax.hf.tensors import FORMATS, find_format
+from ntl_jax.hub import fetch
 
 _SAFETENSORS = FORMATS[0]
 _METADATA = {"format": "pt"}  # transformers refuses files without it
@@ -36,18 +36,16 @@ def resolve_folder(source: str | Path) -> Path:
         return folder
     try:
         for known in FORMATS:
-            name = huggingface_hub.snapshot_download(
-                str(source), allow_patterns=["*.json", known.pattern]
-            )
-            if find_format(Path(name)):
+            folder = fetch(str(source), ["*.json", known.pattern])
+            if find_format(folder):
                 break
-    except (OSError, ValueError) as error:  # the hub's own errors are of these kinds
+    except (OSError, ValueError) as error:
         raise FileNotFoundError(
             f"{str(source)!r} is no local folder, and the Hugging Face hub did not "
             f"give it ({type(error).__name__}); without a network, download the "
             "checkpoint elsewhere and pass its folder"
         ) from error
-    return resolve_folder(Path(name))
+    return resolve_folder(folder)
 
 
 def read_json(path: Path) -> dict[str, Any]:

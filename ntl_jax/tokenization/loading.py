@@ -2,6 +2,7 @@
 
 import pathlib
 
+from ntl_jax.hub import fetch
 from ntl_jax.tokenization.builtin import builtin_tokenizer
 from ntl_jax.tokenization.digits import DigitTokenizer
 from ntl_jax.tokenization.hugging_face import Tokenizer, from_transformers
@@ -35,7 +36,12 @@ def load_tokenizer(name: str, *, split_digits: bool = True) -> Tokenizer:
     if not folder.exists():
         if folder.is_absolute() or name.startswith(("~", ".")):
             raise ValueError(f"no tokenizer folder {name!r}; check the path")
-        folder = _fetched(name)
+        try:
+            # AutoTokenizer itself would ask a hub that is out of reach twelve times,
+            # for a minute, and say so each time.
+            folder = fetch(name, _FILES)
+        except (OSError, ValueError) as error:
+            raise _cannot_load("hub id", name, error) from error
     if not folder.is_dir():
         raise ValueError(
             f"{name!r} is a file; name the folder of the tokenizer's files"
@@ -55,20 +61,6 @@ def load_tokenizer(name: str, *, split_digits: bool = True) -> Tokenizer:
         raise _cannot_load("folder", name, error) from error
     wrapped = from_transformers(base)
     return DigitTokenizer(wrapped) if split_digits else wrapped
-
-
-def _fetched(name: str) -> pathlib.Path:
-    """The folder of a hub id's files, from the hub or from what was fetched before.
-
-    AutoTokenizer itself would ask a hub that is out of reach twelve times, for a
-    minute, and say so each time.
-    """
-    from huggingface_hub import snapshot_download  # comes with transformers
-
-    try:
-        return pathlib.Path(snapshot_download(name, allow_patterns=_FILES))
-    except (OSError, ValueError) as error:  # the hub's own errors are of these kinds
-        raise _cannot_load("hub id", name, error) from error
 
 
 def _cannot_load(place: str, name: str, error: Exception) -> ValueError:
