@@ -39,6 +39,7 @@ from train.reevaluate import evaluate
 from train.report import report, scores_of_run
 from train.rundir import resolve_run_dir
 from train.storage import AnyPath, any_path, is_remote, local_path, reaching
+from train.validate import validate_data
 from train.watchdog import Progress, Watchdog
 
 EXPECTED = (ConfigError, DataError, NonFiniteError)
@@ -196,6 +197,7 @@ def parse_config(
 def train(preset: str, overrides: list[str]) -> None:
     """Trains a preset with overrides, twice where it asks for a baseline."""
     config = parse_config(preset, overrides)
+    validate_data(config)
     join(config.hosts)
     if not is_coordinator():
         logging.getLogger("train").setLevel(logging.WARNING)

@@ -59,8 +59,8 @@ _RANGES = {
         "clip_norm": _POSITIVE,
     },
     "evaluation": dict.fromkeys(("batch_size", "max_new_tokens", "beams"), _SIZE),
-    "hosts": dict.fromkeys(("timeout", "lost_after", "stuck_after"), _AT_LEAST_1)
-    | {"count": _AT_LEAST_1, "index": _NOT_NEGATIVE},
+    "hosts": dict.fromkeys(("timeout", "lost_after", "stuck_after"), _SIZE)
+    | {"count": _SIZE, "index": _NOT_NEGATIVE},
 }
 """What each number may be; None is always allowed."""
 
@@ -139,8 +139,23 @@ def validate_data(config: "TrainConfig") -> None:
             not go together.
     """
     _check_ranges(config)
+    _check_token_ids(config)
     _check_head(config)
     _check_packing(config)
+
+
+def _check_token_ids(config: "TrainConfig") -> None:
+    """Of a T5, which embeds these; elsewhere the tokenizer's ids are taken."""
+    model = config.model
+    if not isinstance(model, T5Config):
+        return
+    for name in ("pad_token_id", "decoder_start_token_id"):
+        token = getattr(model, name)
+        _check(
+            0 <= token < model.vocab_size,
+            f"--model.{name.replace('_', '-')} is {token}, and the model has rows 0 to "
+            f"{model.vocab_size - 1}: give one of them.",
+        )
 
 
 def _check_packing(config: "TrainConfig") -> None:

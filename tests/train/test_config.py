@@ -45,6 +45,13 @@ def change(path: str, value):
         ("data.batch_size", 8 * 10**12, "--data.batch-size is 80"),
         ("data.train_size", 10**12, "--data.train-size is 10"),
         ("optimizer.plateau_patience", 10**30, "--optimizer.plateau-patience is 10"),
+        ("hosts.timeout", 2**31, "--hosts.timeout is 2147483648"),
+        ("model.pad_token_id", -1, "--model.pad-token-id is -1, and the model has"),
+        (
+            "model.decoder_start_token_id",
+            512,
+            "--model.decoder-start-token-id is 512.*rows 0 to 511: give one of them",
+        ),
         ("data.digits", 9, "--data.digits is 9: it must be at least 1 and below 9"),
         ("data.train_size", 0, "--data.train-size is 0: it must be at least 1"),
         ("data.max_target_length", 0, "--data.max-target-length is 0"),
@@ -116,6 +123,13 @@ def test_a_program_that_cannot_run_is_refused_before_anything_is_written(
     told = capsys.readouterr().err.splitlines()
     assert told[-1].startswith("error: --model.attention='cudnn' runs on NVIDIA GPUs")
     assert not (tmp_path / "run").exists()
+
+
+def test_flags_of_hosts_are_looked_at_before_hosts_are_waited_for(capsys):
+    flags = ["--hosts.coordinator", "localhost:1", "--hosts.count", "2"]
+    flags += ["--hosts.index", "0", "--hosts.lost-after", "0"]
+    assert main(["quickstart", *flags]) == 1
+    assert "error: --hosts.lost-after is 0: it must" in capsys.readouterr().err
 
 
 def test_mesh_shape_fills_in():
