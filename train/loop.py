@@ -25,7 +25,13 @@ from train.hosts import (
     several,
 )
 from train.inputs import Inputs, layout, load_inputs, open_tokenizer, tokenizer_name
-from train.model import model_dict, model_of_dict, with_head, with_tokenizer
+from train.model import (
+    model_dict,
+    model_of_dict,
+    run_as,
+    with_head,
+    with_tokenizer,
+)
 from train.number_tokens import make_vocab
 from train.pretrained import check_model, fit_vocabulary, pretrained_params
 from train.progress import CompileTimes, IntervalLog, StepProfile, StopSignal
@@ -152,7 +158,7 @@ def _prepare(
     )
     scale = None
     if old is not None:
-        model = model_of_dict(old["model"])
+        model = run_as(model_of_dict(old["model"]), config.model)
         scale = ValueScale(**old["scale"])
     else:
         grow = config.init_from is not None or config.number_tokens == "places"

@@ -131,6 +131,16 @@ def model_of_dict(fields: dict[str, Any]) -> AnyConfig:
     return _CONFIGS[name](**fields)
 
 
+def run_as(model: AnyConfig, asked: AnyConfig) -> AnyConfig:
+    """A model whose layers are run as another config asks, the numbers the same."""
+    return dataclasses.replace(
+        model,
+        attention=asked.attention,
+        remat=asked.remat,
+        unroll_layers=asked.unroll_layers,
+    )
+
+
 class Answer(NamedTuple):
     """What a model makes of a batch with the right answers fed, before its head.
 

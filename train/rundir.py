@@ -30,6 +30,9 @@ MAY_DIFFER = {
     "keep_checkpoints",
     "run_dir",
     "resume",
+    "model.attention",
+    "model.remat",
+    "model.unroll_layers",
 }
 """Fields that a resumed run may change without becoming another run."""
 
@@ -177,7 +180,7 @@ def check_same_run(run_dir: AnyPath, config: TrainConfig) -> None:
     differing = [
         f"--{key.replace('_', '-')}: {old.get(key)!r} then, {value!r} now"
         for key, value in new.items()
-        if key.split(".")[0] not in may_differ and old.get(key) != value
+        if may_differ.isdisjoint((key, key.split(".")[0])) and old.get(key) != value
     ]
     if differing:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Whole runs: plateau, one trace, resuming on another mesh."""
+"""Whole runs: plateau, one trace, resuming elsewhere."""
 
 import dataclasses
 import shutil
@@ -12,6 +12,7 @@ from train import loop
 from train.checkpoint import Checkpointer
 from train.compare import variants
 from train.config import ConfigError
+from train.rundir import read_config
 from train.state import abstract_state
 from train.writer import read_metrics
 
@@ -69,11 +70,14 @@ def test_a_checkpoint_of_eight_devices_restores_on_one(compared):
         np.testing.assert_array_equal(np.asarray(alone), np.asarray(spread))
 
 
-def test_a_finished_run_resumed_on_another_mesh_changes_nothing(compared, tmp_path):
+def test_a_finished_run_resumed_elsewhere_changes_nothing(compared, tmp_path):
     run_dir = shutil.copytree(compared / "ce", tmp_path / "ce")
     config = changed(variants(COMPARED)["ce"], resume=True, mesh__data=8)
     config = changed(config, mesh__fsdp=1, mesh__tensor=1)
+    config = changed(config, model__attention="xla", model__remat=True)
     result = loop.run(config, run_dir)
+    model = read_config(run_dir)["resolved_model"]
+    assert (model["attention"], model["remat"]) == ("xla", True)
     before = parameters(compared / "ce", COMPARED, 1)
     pairs = zip(jax.tree.leaves(result.state), jax.tree.leaves(before), strict=True)
     for resumed, old in pairs:
