@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 Statistic = Callable[..., np.ndarray]
 """Takes arrays [R, N] of R resamples, one an argument, and returns R scores [R]."""
@@ -82,7 +82,7 @@ def wilson_interval(
         raise ValueError(f"{successes} successes in {n} trials: give 0 to {n}.")
     if n == 0:
         return None
-    z = float(stats.norm.ppf(0.5 + confidence / 2))
+    z = float(special.ndtri(0.5 + confidence / 2))
     share = successes / n
     centre = share + z * z / (2 * n)
     spread = z * np.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)

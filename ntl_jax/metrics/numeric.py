@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats
 
 from ntl_jax.metrics.pairs import NumberPairs, read_pairs
 
@@ -195,6 +194,8 @@ def _correlations(pairs: NumberPairs) -> Scores:
 
 def _ranks(numbers: Sequence) -> np.ndarray:
     places = {number: place for place, number in enumerate(sorted(set(numbers)))}
+    from scipy import stats  # half a second, which every start would wait for
+
     return stats.rankdata([places[number] for number in numbers])
 
 
