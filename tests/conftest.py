@@ -5,6 +5,9 @@ import importlib.metadata
 import os
 import pathlib
 
+# What tracing leaves behind makes a collection slow, and a tenth of the time goes there.
+gc.set_threshold(50_000, 20, 50)
+
 if os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu":
     # Most of the time goes into compiling: over half of it is saved. An empty XLA_FLAGS
     # in the environment tests the programs as users run them.
