@@ -5,9 +5,6 @@ import importlib.metadata
 import os
 import pathlib
 
-# What tracing leaves behind makes a collection slow, and a tenth of the time goes there.
-gc.set_threshold(50_000, 20, 50)
-
 if os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu":
     # Most of the time goes into compiling: over half of it is saved. An empty XLA_FLAGS
     # in the environment tests the programs as users run them.
@@ -22,6 +19,8 @@ import jax
 import pytest
 from absl import flags
 
+# Each collection walks all that was imported and traced: a tenth of the time.
+gc.set_threshold(50_000, 20, 50)
 jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
