@@ -143,6 +143,7 @@ def test_threads_say_nothing_of_a_full_disk_and_all_else(name, caplog):
 
 @pytest.mark.parametrize("name", ["absl", "asyncio"])
 def test_threads_say_nothing_of_what_a_bucket_refuses_and_all_else(name, caplog):
+    pytest.importorskip("gcsfs")
     refused = (
         OSError("Forbidden: https://storage.googleapis.com/a/o?name=b"),
         ValueError("PERMISSION_DENIED: Error writing gs://a/b: HTTP 403"),
