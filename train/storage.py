@@ -23,6 +23,8 @@ REMOTE = "gs://"
 AnyPath: TypeAlias = pathlib.Path | epath.Path
 """A file or folder on this machine, or in a bucket."""
 
+_MISSPELT = re.compile(r"(gs|gcs|s3|https?|abfss?|file):(?!//)")
+
 logger = logging.getLogger("train")
 
 
@@ -41,6 +43,11 @@ def any_path(name: str) -> AnyPath:
         ConfigError: an address of another kind, one without a folder, or gcsfs is not
             installed.
     """
+    if _MISSPELT.match(name):  # libraries would take the folder for a bucket
+        raise ConfigError(
+            f"{name} is neither an address nor a name for a folder: an address has two "
+            "slashes, as in gs://BUCKET/FOLDER; a folder may be ./NAME."
+        )
     if "://" not in name:
         return pathlib.Path(name)
     if not name.startswith(REMOTE):

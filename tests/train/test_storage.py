@@ -24,6 +24,14 @@ def run_dir(folder) -> AnyPath:
 # ---------------------------------------------------------------- files and folders
 
 
+@pytest.mark.parametrize("name", ["gs:/bucket/run", "gs:bucket/run", "s3:/bucket/run"])
+def test_a_misspelt_address_is_no_folder(name):
+    with pytest.raises(ConfigError, match=f"{name} is neither an address nor"):
+        any_path(name)
+    assert any_path(f"./{name}") == pathlib.Path(name)
+    assert any_path("lr:1e-3") == pathlib.Path("lr:1e-3")
+
+
 def test_a_folder_that_can_be_written_is_left_empty(bucket, folder, run_dir):
     make_folder(run_dir)
     assert bucket.names(folder) == set()
