@@ -7,11 +7,13 @@ from ntl_jax.models.layers import check_remat
 
 
 def check_sizes(config: Any, *fields: str) -> None:
-    """Raises ValueError for a field that is no whole number of at least 1."""
+    """Raises ValueError for a field that is no size of an array's axis."""
     for name in fields:
         size = getattr(config, name)
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} is {size!r}; it must be a whole number >= 1")
+        if not isinstance(size, int) or not 1 <= size < 2**31:
+            raise ValueError(
+                f"{name} is {size!r}; it must be a whole number >= 1 and < 2**31"
+            )
 
 
 def check_rates(config: Any, *fields: str) -> None:

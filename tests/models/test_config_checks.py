@@ -43,7 +43,7 @@ ALL = pytest.mark.parametrize("config", SIZES, ids=lambda config: config.__name_
 @ALL
 def test_sizes_are_whole_numbers_from_one(config):
     for field in SIZES[config]:
-        for size in (0, -1, 8.0, None):
+        for size in (0, -1, 8.0, None, 2**31):
             with pytest.raises(ValueError, match=rf"^{field} is {size!r}; .* number"):
                 config(**VOCABULARY | {field: size})
 
