@@ -50,10 +50,17 @@ def model(request):
     return CONFIGS[request.param], lively(CONFIGS[request.param])
 
 
+# The dense model is the one of experts but for what it does at each position by itself.
+experts_first = pytest.mark.parametrize(
+    "model", ["experts", pytest.param("dense", marks=pytest.mark.slow)], indirect=True
+)
+
+
 def gradient(config, params, data, key=None):
     return logits_and_gradient(config, params, data, key)[2]
 
 
+@experts_first
 def test_scanned_unrolled_and_recomputed_layers_agree(model):
     config, params = model
     data, key = batch(length=LONG), jax.random.key(1)
@@ -85,6 +92,7 @@ def test_padded_rows_equal_rows_of_their_own(model, padding):
         assert_close(logits[row][seen], run(config, params, alone)[0], 1e-5)
 
 
+@experts_first
 def test_packed_rows_equal_separate_rows(model):
     config, params = model
     draw = np.random.default_rng(0)
@@ -106,6 +114,7 @@ def test_packed_rows_equal_separate_rows(model):
         start = stop
 
 
+@experts_first
 def test_later_tokens_padding_and_other_segments_have_no_gradient(model):
     """Gradients of one position's logits with respect to every position's input."""
     config, params = model
@@ -214,6 +223,7 @@ def test_bfloat16_experts_are_finite():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
 
+@experts_first
 def test_dropout_of_a_batch_in_parts_equals_the_whole(model):
     config, params = model
     config = dataclasses.replace(config, attention_dropout=0.4)
@@ -228,6 +238,7 @@ def test_dropout_of_a_batch_in_parts_equals_the_whole(model):
         assert np.abs(other - together)[real(data)].max() > 1e-2
 
 
+@experts_first
 def test_models_run_under_vmap(model):
     """Many parameter sets at once, as a sweep trains them."""
     config, params = model
