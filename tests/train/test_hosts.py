@@ -42,10 +42,16 @@ def assert_close_rows(run_dir, other) -> None:
         assert row["loss"] == pytest.approx(twin["loss"], rel=1e-4)
 
 
+@pytest.fixture(scope="module")
+def short_two(tmp_path_factory):
+    """A short run on two hosts, and what each printed."""
+    run_dir = tmp_path_factory.mktemp("hosts") / "short"
+    return run_dir, train(run_dir, *SHORT, flags=QUICK, hosts=2)
+
+
 @pytest.mark.slow
-def test_two_hosts_train_and_evaluate_together(tmp_path):
-    run_dir = tmp_path / "two"
-    first, second = train(run_dir, *SHORT, flags=QUICK, hosts=2)
+def test_two_hosts_train_and_evaluate_together(short_two):
+    run_dir, (first, second) = short_two
     assert "2 cpu device(s) of 2 hosts" in first
     assert "interpolation" in first and "interpolation" not in second
     assert saved(run_dir)[0] == 6
@@ -54,19 +60,30 @@ def test_two_hosts_train_and_evaluate_together(tmp_path):
     assert len((run_dir / "predictions.jsonl").read_text().splitlines()) == 8
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["--data.packing"], ["--data.buckets=2"]])
-def test_two_hosts_train_what_one_does(more, tmp_path):
-    """The same devices in the same mesh: shared among processes or not is no matter."""
-    two, one = tmp_path / "two", tmp_path / "one"
-    train(two, *SHORT, *more, flags=QUICK, hosts=2)
-    train(one, *SHORT, *more, flags=QUICK, devices=2)
-    assert_same_run(two, one, last=6)
-    answers = [(path / "predictions.jsonl").read_text() for path in (two, one)]
+def assert_same_answers(run_dir, other) -> None:
+    assert_same_run(run_dir, other, last=6)
+    answers = [(path / "predictions.jsonl").read_text() for path in (run_dir, other)]
     assert answers[0] == answers[1]
-    train(tmp_path / "other", *SHORT, *more, "--seed=1", flags=QUICK, devices=2)
+
+
+@pytest.mark.slow
+def test_two_hosts_train_what_one_does(short_two, tmp_path):
+    """The same devices in the same mesh: shared among processes or not is no matter."""
+    two, one = short_two[0], tmp_path / "one"
+    train(one, *SHORT, flags=QUICK, devices=2)
+    assert_same_answers(two, one)
+    train(tmp_path / "other", *SHORT, "--seed=1", flags=QUICK, devices=2)
     with pytest.raises(AssertionError):
         assert_same_run(two, tmp_path / "other", last=6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["--data.packing", "--data.buckets=2"])
+def test_two_hosts_lay_rows_out_as_one_does(layout, tmp_path):
+    two, one = tmp_path / "two", tmp_path / "one"
+    train(two, *SHORT, layout, flags=QUICK, hosts=2)
+    train(one, *SHORT, layout, flags=QUICK, devices=2)
+    assert_same_answers(two, one)
 
 
 @pytest.fixture(scope="module")
