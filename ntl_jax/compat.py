@@ -48,7 +48,7 @@ from ntl_jax.losses.number_level import number_level_loss
 from ntl_jax.losses.positions import check_floating, check_integers, check_is_array
 from ntl_jax.losses.predict_numbers import predict_numbers
 from ntl_jax.losses.wasserstein import ntl_was
-from ntl_jax.number_vocab import NumberVocab
+from ntl_jax.number_vocab import NumberVocab, vocab_of
 
 Array = jax.Array | np.ndarray
 _REDUCTIONS = {"mean": "mean", "sum": "sum", "none": None}
@@ -309,7 +309,7 @@ class NumberLevelLoss(NTLossDotProduct):
 def _read_numbers(
     tokenizer: Tokenizer, vocab_size: int, digit_level: bool
 ) -> NumberVocab:
-    tokens = tokenizer.get_vocab()
+    tokens = vocab_of(tokenizer)
     missing = [digit for digit in "0123456789" if digit not in tokens]
     if digit_level and missing:
         raise ValueError(

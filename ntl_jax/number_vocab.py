@@ -33,7 +33,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -176,10 +176,10 @@ class NumberVocab:
             The K number tokens among V.
 
         Raises:
-            TypeError, ValueError: as `from_mapping` does.
+            TypeError, ValueError: as `from_mapping` does, or for no tokenizer.
         """
         return cls.from_mapping(
-            tokenizer.get_vocab(), vocab_size=vocab_size, policy=policy
+            vocab_of(tokenizer), vocab_size=vocab_size, policy=policy
         )
 
     @classmethod
@@ -204,7 +204,8 @@ class NumberVocab:
             ValueError: for an unknown policy, an id outside [0, V), a vocabulary with
                 no number or with nothing else, an id that is two numbers, or a value
                 beyond 1e18.
-            TypeError: for a token that is no string, or an id that is no integer.
+            TypeError: for a token that is no string, or an id or vocab_size that is no
+                integer.
         """
         read = _resolve(policy)
         _check_ids(mapping, vocab_size)
@@ -291,7 +292,22 @@ def _resolve(policy: Policy) -> Callable[[str], float | None]:
     return POLICIES[policy]
 
 
+def vocab_of(tokenizer: Any) -> Mapping[str, int]:
+    """Every token of a tokenizer with its id; TypeError for what is no tokenizer."""
+    if not hasattr(tokenizer, "get_vocab"):
+        raise TypeError(
+            f"the tokenizer is {tokenizer!r}, which has no get_vocab(): give what "
+            "transformers.AutoTokenizer.from_pretrained(...) or the like has loaded."
+        )
+    return tokenizer.get_vocab()
+
+
 def _check_ids(mapping: Mapping[str, int], vocab_size: int) -> None:
+    if not isinstance(vocab_size, int | np.integer):
+        raise TypeError(
+            f"vocab_size is {vocab_size!r}; give the number of columns of the model's "
+            "logits, an int."
+        )
     for token, token_id in mapping.items():
         if not isinstance(token, str) or not isinstance(token_id, int | np.integer):
             raise TypeError(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ntl_jax import NumberVocab
+from ntl_jax.compat import NTLoss
 from ntl_jax.number_vocab import POLICIES
 from tests.parity.loss_cases import Vocabulary
 
@@ -213,3 +214,14 @@ def test_a_mapping_of_other_types_is_refused(mapping, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(TypeError, match="from tokens"):
         NumberVocab.from_mapping(mapping, vocab_size=3)
+
+
+def test_what_is_no_tokenizer_or_no_size_is_named(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(TypeError, match="tokenizer is 't5-small', which has no get_v"):
+        NumberVocab.from_tokenizer("t5-small", vocab_size=3)
+    with pytest.raises(TypeError, match="tokenizer is 't5-small', which has no get_v"):
+        NTLoss("t5-small", vocab_size=3)
+    for size in ("3", None, 3.0):
+        with pytest.raises(TypeError, match=f"vocab_size is {size!r}; give the number"):
+            NumberVocab.from_mapping({"1": 0, "a": 1}, vocab_size=size)
