@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
+from ntl_jax.models.recompute import kept
+
 _HASH_MULTIPLIERS = (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))
 _GOLDEN_RATIO = np.uint32(0x9E3779B9)
 
@@ -63,9 +65,7 @@ def _keep_mask(shape, rate, words, tag, rows) -> Array:
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _drop(rate, x, words, tag, rows):
     keep = _keep_mask(x.shape, rate, words, tag, rows)
-    # Scaled in float32: 1/0.9 rounded to bfloat16 would shrink what is kept by 0.2%.
-    scaled = (x.astype(jnp.float32) * (1 / (1 - rate))).astype(x.dtype)
-    return jnp.where(keep, scaled, jnp.zeros_like(x))
+    return jnp.where(keep, _scaled(rate, x), jnp.zeros_like(x))
 
 
 def _drop_forward(rate, x, words, tag, rows):
@@ -78,6 +78,29 @@ def _drop_backward(rate, seeds, cotangent):
 
 
 _drop.defvjp(_drop_forward, _drop_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _drop_relu(rate, x, words, tag, rows):
+    return _drop(rate, jax.nn.relu(x), words, tag, rows)
+
+
+def _drop_relu_forward(rate, x, words, tag, rows):
+    y = kept(_drop_relu(rate, x, words, tag, rows))
+    return y, y
+
+
+def _drop_relu_backward(rate, y, cotangent):
+    # What is positive was positive before, and was not dropped.
+    return jnp.where(y > 0, _scaled(rate, cotangent), 0), None, None, None
+
+
+_drop_relu.defvjp(_drop_relu_forward, _drop_relu_backward)
+
+
+def _scaled(rate, x):
+    # Scaled in float32: 1/0.9 rounded to bfloat16 would shrink what is kept by 0.2%.
+    return (x.astype(jnp.float32) * (1 / (1 - rate))).astype(x.dtype)
 
 
 def dropout(
@@ -133,6 +156,15 @@ class DropoutSite(NamedTuple):
         if not self.active:
             return x
         return _drop(self.rate, x, *self._seeds(x.shape[0]))
+
+    def relu(self, x: Float[Array, "B *rest"]) -> Float[Array, "B *rest"]:
+        """`x` rectified, and then with elements dropped.
+
+        The backward pass needs the result alone: neither `x` nor the mask.
+        """
+        if not self.active:
+            return jax.nn.relu(x)
+        return _drop_relu(self.rate, x, *self._seeds(x.shape[0]))
 
     def row_hashes(self, rows: int) -> tuple[UInt32[Array, "B"], UInt32[Array, "B"]]:
         """What `keep_places` makes the masks of a batch of B rows of."""

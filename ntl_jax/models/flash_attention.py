@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Float32
 from ntl_jax.models import flash_partition
 from ntl_jax.models.dropout import DropoutSite
 from ntl_jax.models.flash_tiles import Operands, Options, Tiles, default_tiles
+from ntl_jax.models.recompute import kept
 
 WIDTHS = (16, 32, 64, 128)
 
@@ -107,7 +108,7 @@ def _attention(options: Options, q, k, v, bias, mask, hashes):
 
 def _attention_forward(options: Options, q, k, v, bias, mask, hashes):
     x = Operands(q, k, v, bias, mask, hashes)
-    out, log_sums = flash_partition.forward(x, options)
+    out, log_sums = (kept(y) for y in flash_partition.forward(x, options))
     return out, (x, out, log_sums)
 
 

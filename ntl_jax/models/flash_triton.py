@@ -54,6 +54,7 @@ def forward(
         tile,
         options,
         "ntl_attention",
+        products=2,
     )(x)
 
 
@@ -83,6 +84,7 @@ def backward(
         tile,
         options,
         "ntl_attention_dq",
+        products=3,
     )(*given)
     tile = _fitted(options.tiles.keys, x)
     dk, dv = _call(
@@ -92,6 +94,7 @@ def backward(
         tile,
         options,
         "ntl_attention_dkv",
+        products=4,
     )(*given)
     if x.bias is None:
         return dq, dk, dv
@@ -104,6 +107,7 @@ def backward(
         tile,
         options,
         "ntl_attention_dbias",
+        products=2,
     )(*given)
     return dq, dk, dv, dbias
 
@@ -245,16 +249,36 @@ def _fitted(tile: Tile, x: Operands) -> Tile:
     return tile._replace(queries=queries, keys=keys)
 
 
-def _call(kernel, grid, out_shape, tile: Tile, options: Options, name: str):
-    return pl.pallas_call(
-        kernel,
-        grid=grid,
-        out_shape=out_shape,
-        compiler_params=plgpu.CompilerParams(
-            num_warps=tile.warps, num_stages=tile.stages
-        ),
-        interpret=options.interpret,
-        name=name,
+def _call(
+    kernel, grid, out_shape, tile: Tile, options: Options, name: str, *, products: int
+):
+    """A kernel that makes so many products of a query tile and a key tile."""
+
+    def call(x: Operands, *given):
+        return pl.pallas_call(
+            kernel,
+            grid=grid,
+            out_shape=out_shape,
+            compiler_params=plgpu.CompilerParams(
+                num_warps=tile.warps, num_stages=tile.stages
+            ),
+            cost_estimate=_cost(x, out_shape, options, products),
+            interpret=options.interpret,
+            name=name,
+        )(x, *given)
+
+    return call
+
+
+def _cost(x: Operands, out_shape, options: Options, products: int) -> pl.CostEstimate:
+    """Of a kernel: each operand and result moved once, half the scores if causal."""
+    batch, length, heads, width = x.q.shape
+    scores = batch * heads * length * x.k.shape[1] // (2 if options.causal else 1)
+    arrays = jax.tree.leaves((x, out_shape))
+    return pl.CostEstimate(
+        flops=2 * products * width * scores,
+        transcendentals=scores,
+        bytes_accessed=sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays),
     )
 
 

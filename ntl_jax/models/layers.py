@@ -6,13 +6,13 @@ Matrix products that feed a softmax leave the matrix unit in float32.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from ntl_jax.models.recompute import Remat, recomputing
 from ntl_jax.sharding import keep_cut
 
 
@@ -93,11 +93,6 @@ def stack_layers(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.R
     return build(rngs)
 
 
-Remat = bool | Literal["matmuls"]
-"""What the backward pass recomputes: nothing, whole layers, or of each layer all but
-its products with parameters, which are kept."""
-
-
 def check_remat(remat: Remat) -> None:
     """Raises ValueError for what is no `Remat`."""
     if remat not in (False, True, "matmuls"):
@@ -125,11 +120,7 @@ def run_layers(layers, count: int, step, carry, *, unroll: bool, remat: Remat):
         index, layer = item
         return step(nnx.merge(graph, layer), index, carry), None
 
-    if remat:
-        keep = None
-        if remat == "matmuls":  # scores and experts have batch axes: not kept
-            keep = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-        body = jax.checkpoint(body, prevent_cse=unroll, policy=keep)
+    body = recomputing(body, remat, prevent_cse=unroll)
     items = (jnp.arange(count, dtype=jnp.int32), params)
     return jax.lax.scan(body, carry, items, unroll=unroll)[0]
 

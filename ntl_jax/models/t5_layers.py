@@ -84,10 +84,12 @@ class FeedForward(nnx.Module):
     def __call__(self, x: Float[Array, "B T D"], drop) -> Float[Array, "B T D"]:
         activate, y = _ACTIVATIONS[self.activation], self.norm(x)
         if self.gated:
-            h = activate(self.wi_0(y)) * self.wi_1(y)  # [B, T, F]
+            h = drop(activate(self.wi_0(y)) * self.wi_1(y), INNER)  # [B, T, F]
+        elif self.activation == "relu":
+            h = drop.at(INNER).relu(self.wi(y))
         else:
-            h = activate(self.wi(y))  # [B, T, F]
-        return x + drop(self.wo(drop(h, INNER)), OUTER)
+            h = drop(activate(self.wi(y)), INNER)
+        return x + drop(self.wo(h), OUTER)
 
 
 class EncoderLayer(nnx.Module):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ntl_jax.models.dropout import Dropout, dropout
+from ntl_jax.models.dropout import Dropout, DropoutSite, dropout
 
 SHAPE = (64, 8, 16, 32)
 KEY = jax.random.key(7)
@@ -131,6 +131,29 @@ def test_no_key_or_no_rate_is_the_identity():
     x = jnp.ones((2, 3))
     assert dropout(x, 0.5, None) is x
     assert dropout(x, 0.0, KEY) is x
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_rectified_is_rectified_and_dropped(dtype):
+    site = DropoutSite(0.3, KEY, layer=2, site=3)
+    x = jax.random.normal(jax.random.key(1), SHAPE).astype(dtype).at[0, 0].set(0)
+    weights = jax.random.normal(jax.random.key(2), SHAPE).astype(dtype)
+
+    def run(apply):
+        y, pull = jax.vjp(apply, x)
+        return y, pull(weights)
+
+    got, want = (run(f) for f in (site.relu, lambda x: site(jax.nn.relu(x))))
+    chex.assert_trees_all_equal(got, want)
+    assert 0.2 < np.mean(np.asarray(got[1][0]) != 0) < 0.5
+
+
+def test_rectified_without_dropout_is_rectified():
+    x = jnp.array([[-1.0, 2.0]])
+    chex.assert_trees_all_equal(DropoutSite(0.0, KEY).relu(x), jax.nn.relu(x))
+    chex.assert_trees_all_equal(DropoutSite(0.5, None).relu(x), jax.nn.relu(x))
+    with pytest.raises(ValueError, match=r"rate is 1\.0"):
+        DropoutSite(1.0, KEY).relu(x)
 
 
 def test_dropout_refuses_odd_rates_and_keys():
