@@ -24,7 +24,7 @@ import tyro
 from absl import flags
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from train.aot import MORE_ROOM, compile_ahead, first_line, render
+from train.aot import MORE_ROOM, compile_ahead, render
 from train.compare import run_comparison
 from train.config import ConfigError, TrainConfig
 from train.data import DataError
@@ -39,6 +39,7 @@ from train.reevaluate import evaluate
 from train.report import report, scores_of_run
 from train.rundir import resolve_run_dir
 from train.storage import AnyPath, any_path, is_remote, local_path, reaching
+from train.topology import first_line
 from train.validate import validate_data
 from train.watchdog import Progress, Watchdog
 
@@ -237,7 +238,7 @@ def compile_for(preset: str, overrides: list[str]) -> int:
     known, rest = parser.parse_known_args(overrides)
     config = parse_config(preset, rest, "aot")  # --help ends here
     if known.topology is None:
-        raise ConfigError("aot needs --topology: v5e:4x4, v4:2x2x4, local, ...")
+        raise ConfigError("aot needs --topology: v5e:4x4, v4:2x2x4, h100:8, local, ...")
     report = compile_ahead(config, known.topology)
     say(render(report))
     if report.fits:

@@ -1,30 +1,25 @@
 """Compiles a preset's train step for devices that are not here, and says what it takes.
 
-`python -m train aot PRESET --topology v5e:4x4`: libtpu compiles for TPUs on any
-machine, and knows their memory. `--topology local` takes the devices that are here.
+`python -m train aot PRESET --topology v5e:4x4` (or `h100:8`): the compilers of TPUs and
+of GPUs run on any machine. `--topology local` takes the devices that are here.
 """
 
 import contextlib
 import dataclasses
 import functools
 import importlib.metadata
-import importlib.util
-import logging
-import math
-import os
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from ntl_jax import NumberVocab
 from ntl_jax.models import count_parameters
 from ntl_jax.sharding import batch_sharding, make_mesh
-from train.chips import CHIPS, Chip
+from train.chips import BETWEEN_HOSTS, CHIPS, Chip
 from train.config import ConfigError, TrainConfig, mesh_shape
 from train.matmul_flops import matmul_flops
 from train.model import is_decoder_only
@@ -32,20 +27,9 @@ from train.pretrained import fit_vocabulary
 from train.program_costs import Costs, costs_of
 from train.state import Task, abstract_state, make_task
 from train.step import compile_train_step
-
-logger = logging.getLogger("train")
+from train.topology import find_devices, first_line
 
 _COMPILERS = ("jaxlib", "libtpu")
-
-# What libtpu asks a machine for that is no TPU: (accelerator type, cores that its
-# number counts a chip, the configuration that makes one device of a chip).
-_GENERATIONS = {
-    "v4": ("v4", 2, "megacore"),
-    "v5e": ("v5litepod", 1, None),
-    "v5p": ("v5p", 2, None),
-    "v6e": ("v6e", 1, None),
-}
-_FLAT = ("v5e", "v6e")  # of three sides their compiler would end the process
 
 MORE_ROOM = (
     "Take more devices, a larger --mesh.fsdp or --mesh.tensor, --model.remat True, "
@@ -107,8 +91,8 @@ def compile_ahead(config: TrainConfig, topology: str) -> AotReport:
     the program, so no tokenizer and no data are read.
 
     Raises:
-        ConfigError: no such topology, libtpu is not installed, the mesh does not fit
-            the devices, or the program does not fit their memory.
+        ConfigError: no such topology, its compiler is not installed, the mesh does not
+            fit the devices, or the program does not fit their memory.
     """
     devices = find_devices(topology)
     config.validate(len(devices), devices[0].platform)
@@ -123,19 +107,25 @@ def compile_ahead(config: TrainConfig, topology: str) -> AotReport:
     state = abstract_state(task)
     batch = batch_shapes(task)
     start = time.perf_counter()
-    traced = compile_train_step(task).trace(state, batch)
+    try:
+        traced = compile_train_step(task).trace(state, batch)
+    except RuntimeError as error:
+        if "cuDNN" not in str(error):
+            raise
+        raise ConfigError(
+            f"--model.attention cudnn: {error} It comes with pip install 'jax[cuda13]'."
+        ) from error
     with _fitting(f"{config.name} does not fit {topology}, mesh {sizes}"):
-        compiled = traced.lower().compile()
+        compiled = traced.lower().compile(_compiler_options(topology, devices))
     seconds = time.perf_counter() - start
     memory, hlo = compiled.memory_analysis(), _hlo_of(compiled, topology)
     if memory is None or hlo is None:
         raise ConfigError(
             f"the compiler of {topology} does not say what a program takes."
         )
-    kind = devices[0].device_kind
-    chip = CHIPS.get(kind)
+    chip = _chip_of(devices)
     return AotReport(
-        device=f"{len(devices)} x {kind}",
+        device=f"{len(devices)} x {devices[0].device_kind}",
         mesh=sizes,
         parameters=count_parameters(state.params, task.model),
         arguments=memory.argument_size_in_bytes,
@@ -173,6 +163,21 @@ def _hlo_of(compiled: jax.stages.Compiled, topology: str) -> str | None:
         ) from error
 
 
+def _compiler_options(topology: str, devices: list[Any]) -> dict[str, Any]:
+    """Kernels are not tried against each other on GPUs that are not here."""
+    absent = devices[0].platform == "gpu" and topology != "local"
+    return {"xla_gpu_autotune_level": 0} if absent else {}
+
+
+def _chip_of(devices: list[Any]) -> Chip | None:
+    """What one of the devices can do; None: not known."""
+    chip = CHIPS.get(devices[0].device_kind)
+    hosts = {device.process_index for device in devices}
+    if chip is not None and devices[0].platform == "gpu" and len(hosts) > 1:
+        return chip._replace(interconnect=BETWEEN_HOSTS)
+    return chip
+
+
 def abstract_task(config: TrainConfig, mesh: Mesh) -> Task:
     """The task of a config that reads no tokenizer: some ids are the digits."""
     tensor = mesh.shape["tensor"]
@@ -200,58 +205,6 @@ def batch_shapes(task: Task) -> dict[str, jax.ShapeDtypeStruct]:
     }
 
 
-def find_devices(topology: str) -> list[Any]:
-    """The devices of a TPU topology such as v5e:4x4, or those that are here."""
-    if topology == "local":
-        return jax.devices()
-    generation, _, grid = topology.partition(":")
-    sides = [int(side) for side in grid.split("x") if side.isdigit()]
-    is_grid = len(sides) in (2, 3) and min(sides) > 0 and grid.count("x") < len(sides)
-    if is_grid and generation in _FLAT and math.prod(sides[2:]) != 1:
-        raise ConfigError(
-            f"--topology {topology}: the chips of {generation} lie in a plane, so give "
-            f"two sides, such as {generation}:{sides[0]}x{sides[1]}."
-        )
-    if generation not in _GENERATIONS or not is_grid:
-        raise ConfigError(
-            f"--topology {topology}: give 'local', or one of "
-            f"{', '.join(_GENERATIONS)} with a grid of chips, such as v5e:4x4, "
-            "v4:2x2x4 or v5p:2x2x2."
-        )
-    if importlib.util.find_spec("libtpu") is None:
-        raise ConfigError(
-            f"--topology {topology} takes the TPU compiler: pip install 'jax[tpu]'."
-        )
-    name, cores, chip_config = _GENERATIONS[generation]
-    chips = math.prod(sides)
-    # This machine is no TPU: without these libtpu asks the network what it is.
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no TPU is taken
-    os.environ.setdefault("TPU_ACCELERATOR_TYPE", f"{name}-{chips * cores}")
-    jax.config.update("jax_platforms", "cpu")
-    options: dict[str, Any] = {}
-    if chip_config is not None:
-        options["chip_config_name"] = chip_config
-    # A host holds 2 x 2 chips, fewer where a side of the grid is odd.
-    options["chips_per_host_bounds"] = [*(2 - side % 2 for side in sides[:2]), 1]
-    if os.environ.pop("XLA_FLAGS", None) is not None:
-        # It would end the process at any flag that it does not know.
-        logger.warning("XLA_FLAGS are not for the TPU compiler: LIBTPU_INIT_ARGS are.")
-    try:
-        described = topologies.get_topology_desc(
-            platform="tpu", topology_name=topology, **options
-        )
-    except jax.errors.JaxRuntimeError as error:
-        raise ConfigError(f"--topology {topology}: {first_line(error)}") from error
-    return list(described.devices)
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, without the compiler's pages behind it."""
-    return str(error).strip().splitlines()[0]
-
-
 def render(report: AotReport) -> str:
     """The report as text."""
     gib = 2.0**30
@@ -267,6 +220,11 @@ def render(report: AotReport) -> str:
     ]
     if report.memory is not None:
         lines.append(f"  of           {report.memory / gib:8.2f}")
+        share = report.needed / report.memory
+        if "NVIDIA" in report.device and 0.75 < share <= 1:
+            lines.append(
+                "JAX takes 75% of a GPU: this needs XLA_PYTHON_CLIENT_MEM_FRACTION=.95"
+            )
     lines += ["", f"matrix products     {report.flops / 1e12:10.2f} TFLOP a step"]
     lines += [f"device memory       {report.costs.moved / 1e9:10.1f} GB moved, at most"]
     for kind, size in sorted(report.costs.collectives.items()):

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from train.gpu_targets import GPU_TARGETS
+
 
 class Chip(NamedTuple):
     """One device as JAX counts them.
@@ -27,8 +29,21 @@ CHIPS: dict[str, Chip] = {
     "TPU v5 lite": Chip(16 * _GIB, 197 * _TERA, 819 * _GB, 200 * _GB),
     "TPU v5": Chip(95 * _GIB, 459 * _TERA, 2765 * _GB, 600 * _GB),
     "TPU v6 lite": Chip(32 * _GIB, 918 * _TERA, 1640 * _GB, 448 * _GB),
-    "NVIDIA H100 80GB HBM3": Chip(80 * _GIB, 989 * _TERA, 3350 * _GB, 450 * _GB),
-    "NVIDIA H200": Chip(141 * _GIB, 989 * _TERA, 4800 * _GB, 450 * _GB),
 }
-"""By JAX's `device_kind`. Sources: Google Cloud's pages on TPU versions (a slice's
-interconnect in Gbit/s, over 8), NVIDIA's data sheets (dense bfloat16)."""
+"""By JAX's `device_kind`. Source: Google Cloud's pages on TPU versions (a slice's
+interconnect in Gbit/s, over 8)."""
+
+# Dense bfloat16, and NVLink one way. Source: NVIDIA's data sheets.
+for _name, _tera, _links in (
+    ("a100", 312, 300),
+    ("h100", 989, 450),
+    ("h200", 989, 450),
+    ("b200", 2250, 900),
+):
+    _target = GPU_TARGETS[_name]
+    CHIPS[_target.name] = Chip(
+        _target.memory, _tera * _TERA, _target.bandwidth, _links * _GB
+    )
+
+BETWEEN_HOSTS = 50 * _GB
+"""Of a GPU to those of other hosts: a 400 Gbit/s adapter each, as in NVIDIA's DGX."""

@@ -12,8 +12,11 @@ def matmul_flops(jaxpr: Jaxpr) -> float:
     Args:
         jaxpr: of a function, for all devices together.
 
+    Of a Pallas kernel they are what its `cost_estimate` says.
+
     Raises:
-        ValueError: a loop whose length is not known holds a matrix product.
+        ValueError: a loop whose length is not known holds a matrix product, or a
+            kernel without an estimate.
 
     >>> import jax, jax.numpy as jnp
     >>> a, b = jnp.ones((2, 3)), jnp.ones((3, 4))
@@ -27,7 +30,11 @@ def _of_equation(equation: Any) -> float:
     name, params = equation.primitive.name, equation.params
     if name == "dot_general":
         return _of_product(equation)
+    if name == "pallas_call" and params["cost_estimate"] is not None:
+        return float(params["cost_estimate"].flops)
     inner = [matmul_flops(jaxpr) for jaxpr in jaxprs_in_params(params)]
+    if name == "pallas_call" and sum(inner):
+        raise ValueError("a Pallas kernel with matrix products gives no cost_estimate.")
     if name == "scan":
         return params["length"] * sum(inner)
     if name == "while" and sum(inner):

@@ -29,6 +29,7 @@ _OPCODE = re.compile(r"(?:^|[\s)}\]])([a-z][a-z0-9\-]*)\(")
 _CALLED = re.compile(r"(?:body|to_apply|calls|branch_computations)=\{?(%?[\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CALLING = {"while", "call", "conditional", "async-start", "fusion"}
+_SLICES = ("dynamic-slice", "slice")
 _FREE = {
     "parameter",
     "constant",
@@ -242,7 +243,7 @@ def _moved(
 ) -> float:
     """Bytes that an instruction reads and writes; of slices, the slice alone."""
     operands = [sizes.get(operand, 0.0) for operand in line.operands]
-    if line.opcode in ("dynamic-slice", "gather", "slice"):
+    if line.opcode in (*_SLICES, "gather"):
         return 2 * min(line.size, operands[0])
     if line.opcode == "dynamic-update-slice":
         return 2 * min(operands[1], line.size)
@@ -256,28 +257,37 @@ def _moved(
 
 def _read_by(inner: list[Instruction], place: int, size: float) -> float:
     """What a fusion reads of an operand: of one that it only slices, the slices."""
-    names = {
-        line.name
-        for line in inner
-        if line.opcode == "parameter" and f"parameter({place})" in line.text
-    }
+    names: set[str] = set()
+    for line in inner:  # in the order of their use
+        given = line.opcode == "parameter" and f"parameter({place})" in line.text
+        if given or (line.opcode == "bitcast" and names & set(line.operands)):
+            names.add(line.name)
     users = [line for line in inner if names & set(line.operands)]
+    users = [line for line in users if line.opcode != "bitcast"]
     whole = [
         line
         for line in users
-        if line.opcode not in ("dynamic-slice", "dynamic-update-slice")
+        if line.opcode not in (*_SLICES, "dynamic-update-slice")
         or line.operands[0] not in names
     ]
     if whole or not users:
         return size
-    slices = [line.size for line in users if line.opcode == "dynamic-slice"]
+    slices = [line.size for line in users if line.opcode in _SLICES]
     return min(size, sum(slices))
 
 
 def _written(inner: list[Instruction], size: float) -> float:
     """What a fusion writes: where it updates a slice in place, the slice."""
-    sizes = {line.name: line.size for line in inner}
+    lines = {line.name: line for line in inner}
     root = next((line for line in inner if line.root), inner[-1])
-    if root.opcode == "dynamic-update-slice":
-        return min(size, sizes.get(root.operands[1], size))
-    return size
+    roots = [root]
+    if root.opcode == "tuple":
+        roots = [lines[name] for name in root.operands if name in lines]
+    written = 0.0
+    for line in roots:
+        while line.opcode == "bitcast" and line.operands[0] in lines:
+            line = lines[line.operands[0]]
+        updated = line.opcode == "dynamic-update-slice"
+        update = lines.get(line.operands[1]) if updated else None
+        written += line.size if update is None else update.size
+    return min(size, written)

@@ -7,8 +7,10 @@ import pytest
 
 from ntl_jax.models import T5Config
 from train.__main__ import main
-from train.aot import compile_ahead, find_devices, render, step_times
+from train.aot import AotReport, compile_ahead, render, step_times
+from train.chips import BETWEEN_HOSTS
 from train.config import ConfigError, DataConfig, MeshConfig, TrainConfig
+from train.program_costs import Costs
 
 TINY = TrainConfig(
     name="tiny",
@@ -49,6 +51,42 @@ def test_a_step_for_a_slice():
     assert step_times(report)["step, overlapping"] > 0
 
 
+def needs_cuda_plugin():
+    plugins = "jax_cuda13_plugin", "jax_cuda12_plugin"
+    if not any(importlib.util.find_spec(plugin) for plugin in plugins):
+        pytest.skip("jax[cuda13-local], the GPU compiler, is not installed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["xla", "triton"])
+def test_a_step_for_gpus(attention):
+    needs_cuda_plugin()
+    model = dataclasses.replace(TINY.model, attention=attention)
+    report = compile_ahead(dataclasses.replace(TINY, model=model), "h100:4")
+    assert report.device == "4 x NVIDIA H100 80GB HBM3" and report.fits
+    assert report.arguments >= 3 * report.parameters
+    assert report.costs.collectives["all-gather"] > 0
+    assert report.chip is not None and report.chip.interconnect == 450e9
+    matrices = 2 * 6 * 8 * 128 * report.parameters / 2
+    assert 0.3 < 4 * report.flops / matrices < 3
+
+
+@pytest.mark.slow
+def test_between_hosts_gpus_talk_more_slowly():
+    needs_cuda_plugin()
+    report = compile_ahead(TINY, "h200:2x2")
+    assert report.device == "4 x NVIDIA H200"
+    assert report.chip is not None and report.chip.interconnect == BETWEEN_HOSTS
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_a_gpu_ends_in_failure(capsys):
+    needs_cuda_plugin()
+    flags = ["--mesh.data", "1", "--data.batch-size", "524288"]
+    assert main(["aot", "quickstart", "--topology", "a100:1", *flags]) == 1
+    assert "it takes more than a device's 79 GiB" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_what_does_not_fit_ends_in_failure(capsys):
     needs_libtpu()
@@ -66,35 +104,34 @@ def test_what_does_not_fit_ends_in_failure(capsys):
     assert "does not fit v5e:1x1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("topology", ["v9:4x4", "v5e", "v5e:4by4", "tpu"])
-def test_unknown_topologies(topology):
-    with pytest.raises(ConfigError, match="such as v5e:4x4"):
-        find_devices(topology)
-
-
 def test_the_devices_here():
     report = compile_ahead(dataclasses.replace(TINY, mesh=MeshConfig()), "local")
     assert report.device == "8 x cpu" and report.memory is None and report.fits
     assert step_times(report) == {} and "GiB" in render(report)
 
 
+@pytest.mark.parametrize(("gib", "said"), [(50, False), (70, True), (90, False)])
+def test_a_gpu_is_used_whole_where_that_is_needed(gib, said):
+    report = AotReport(
+        device="1 x NVIDIA H100 80GB HBM3",
+        mesh={"data": 1},
+        parameters=1,
+        arguments=2**30,
+        temporaries=gib * 2**30,
+        outputs=0,
+        memory=80 * 2.0**30,
+        flops=1.0,
+        costs=Costs(),
+        seconds=1.0,
+        chip=None,
+    )
+    assert ("XLA_PYTHON_CLIENT_MEM_FRACTION" in render(report)) == said
+
+
 def test_a_mesh_that_does_not_fit():
     config = dataclasses.replace(TINY, mesh=MeshConfig(data=3))
     with pytest.raises(ConfigError, match="does not fill 8 device"):
         compile_ahead(config, "local")
-
-
-@pytest.mark.parametrize("topology", ["v5e:4", "v5e:0x2", "v5e:2x2x", "v9:2x2", "v4"])
-def test_a_topology_that_is_none(topology):
-    with pytest.raises(ConfigError, match=f"{topology}: give 'local', or one of"):
-        compile_ahead(TINY, topology)
-
-
-@pytest.mark.parametrize("topology", ["v5e:4x4x4", "v6e:2x2x2"])
-def test_slices_that_are_flat_have_two_sides(topology):
-    flat = topology.rpartition("x")[0]
-    with pytest.raises(ConfigError, match=f"give two sides, such as {flat}\\."):
-        find_devices(topology)
 
 
 def test_topology_is_asked_for(capsys):

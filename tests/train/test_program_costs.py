@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas as pl
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ntl_jax.sharding import make_mesh
@@ -122,3 +123,65 @@ def test_a_loop_that_does_not_say_is_refused():
 def test_what_is_no_program_is_refused():
     with pytest.raises(ValueError, match="no ENTRY"):
         costs_of("nothing")
+
+
+SLICING = """
+%sliced (p0: f32[8,4], p1: s32[]) -> f32[1,4] {
+  %p0 = f32[8,4]{0,1} parameter(0)
+  %turned = f32[8,4]{1,0} bitcast(%p0)
+  %p1 = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  ROOT %slice = f32[1,4]{1,0} dynamic-slice(%turned, %p1, %zero), sizes={1,4}
+}
+
+%updated (p0: f32[8,4], p1: f32[1,4], p2: s32[]) -> (f32[8,4], f32[1,4]) {
+  %p0 = f32[8,4]{1,0} parameter(0)
+  %p1 = f32[1,4]{1,0} parameter(1)
+  %p2 = s32[] parameter(2)
+  %twice = f32[1,4]{1,0} add(%p1, %p1)
+  %zero = s32[] constant(0)
+  %update = f32[8,4]{1,0} dynamic-update-slice(%p0, %twice, %p2, %zero)
+  ROOT %both = (f32[8,4]{1,0}, f32[1,4]{1,0}) tuple(%update, %twice)
+}
+
+%first (p0: f32[8,4]) -> f32[1,4] {
+  %p0 = f32[8,4]{1,0} parameter(0)
+  ROOT %slice.1 = f32[1,4]{1,0} slice(%p0), slice={[0:1], [0:4]}
+}
+
+ENTRY %main (a: f32[8,4], i: s32[]) -> (f32[8,4], f32[1,4]) {
+  %a = f32[8,4]{0,1} parameter(0)
+  %i = s32[] parameter(1)
+  %row = f32[1,4]{1,0} fusion(%a, %i), kind=kLoop, calls=%sliced
+  %static = f32[1,4]{1,0} fusion(%a), kind=kLoop, calls=%first
+  ROOT %out = (f32[8,4]{1,0}, f32[1,4]{1,0}) fusion(%a, %row, %i), calls=%updated
+}
+"""
+
+
+def test_of_fusions_that_slice_the_slices_are_counted():
+    row = 16.0
+    # Two rows are read and written, a scalar read; then a row and the scalar are read,
+    # and a row of the stack and the row itself written.
+    assert costs_of(SLICING).moved == 2 * (row + row) + 4 + (row + 4) + 2 * row
+
+
+def kernel(estimate):
+    def multiply(a_ref, b_ref, out_ref):
+        out_ref[...] = a_ref[...] @ b_ref[...]
+
+    shape = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+    call = pl.pallas_call(
+        multiply, out_shape=shape, cost_estimate=estimate, interpret=True
+    )
+    return jax.make_jaxpr(call)(jnp.ones((16, 16)), jnp.ones((16, 16))).jaxpr
+
+
+def test_of_kernels_the_estimate_is_counted():
+    estimate = pl.CostEstimate(flops=1234, transcendentals=0, bytes_accessed=0)
+    assert matmul_flops(kernel(estimate)) == 1234.0
+
+
+def test_a_kernel_without_an_estimate_is_refused():
+    with pytest.raises(ValueError, match="cost_estimate"):
+        matmul_flops(kernel(None))
