@@ -83,7 +83,7 @@ def _gpus(topology: str, name: str, sides: list[int]) -> list[Any]:
     if not any(importlib.util.find_spec(plugin) for plugin in _CUDA_PLUGINS):
         raise ConfigError(
             f"--topology {topology} takes the GPU compiler, which needs no GPU: "
-            "pip install 'jax[cuda13-local]'."
+            "pip install 'jax[cuda13-local]', with JAX_PLATFORMS=cpu beside it."
         )
     hosts, gpus = sides if len(sides) == 2 else (1, *sides)
     options = {
