@@ -1,8 +1,10 @@
 """optax mixes dtypes, so the trainer's tests leave JAX's promotion as it comes."""
 
 import contextlib
+import os
 import pathlib
 import re
+from collections.abc import Callable
 
 import filelock
 import jax
@@ -11,6 +13,7 @@ import pytest
 
 from tests.train.fake_bucket import FakeBucket
 from tests.train.helpers import COMPARED, SHALLOW, tiny_task
+from tests.train.runs import train
 from train.compare import run_comparison
 from train.state import Task, TrainState, init_state
 
@@ -72,19 +75,34 @@ def states(task) -> list[TrainState]:
     return [first, TrainState(first.step + 1, params, moments, first.plateau)]
 
 
-@pytest.fixture(scope="session")
-def compared(tmp_path_factory, worker_id) -> pathlib.Path:
-    """The folder of a finished comparison, COMPARED, trained on eight devices.
+def made_once(name: str, make: Callable[[pathlib.Path], object], tmp_path_factory):
+    """The folder of a finished run.
 
     The first process that asks for it trains; the others read the same files.
     """
-    root = tmp_path_factory.getbasetemp()
-    if worker_id != "master":
+    root, worker = tmp_path_factory.getbasetemp(), os.environ.get("PYTEST_XDIST_WORKER")
+    if worker:
         root = root.parent
-    finished, run_dir = root / "compared", root / f"compared-by-{worker_id}"
-    with filelock.FileLock(root / "compared.lock"):
+    finished, run_dir = root / name, root / f"{name}-by-{worker}"
+    with filelock.FileLock(root / f"{name}.lock"):
         if not finished.exists():
-            with standard_promotion():
-                run_comparison(COMPARED, run_dir)
+            make(run_dir)
             run_dir.rename(finished)
     return finished
+
+
+@pytest.fixture(scope="session")
+def compared(tmp_path_factory) -> pathlib.Path:
+    """The folder of a finished comparison, COMPARED, trained on eight devices."""
+
+    def compare(run_dir: pathlib.Path) -> None:
+        with standard_promotion():
+            run_comparison(COMPARED, run_dir)
+
+    return made_once("compared", compare, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def left_alone(tmp_path_factory) -> pathlib.Path:
+    """The folder of a run of the command line that nothing stopped."""
+    return made_once("left-alone", train, tmp_path_factory)

@@ -38,13 +38,6 @@ def command(*arguments: str) -> str:
     return ended.stdout
 
 
-@pytest.fixture(scope="module")
-def left_alone(tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("left") / "alone"
-    train(run_dir)
-    return run_dir
-
-
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, KILLED), (15, 0)])
 def test_stopped_and_resumed_in_a_bucket(
     number, status, bucket: FakeBucket, left_alone, tmp_path

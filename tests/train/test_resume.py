@@ -19,13 +19,6 @@ from tests.train.runs import (
 )
 
 
-@pytest.fixture(scope="module")
-def left_alone(tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("runs") / "left_alone"
-    train(run_dir)
-    return run_dir
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status"),
