@@ -139,7 +139,9 @@ def _partitioned(run, places, tree, options: Options, sizes: _Sizes) -> Callable
 
         def shard(*leaves):
             here = _with_first_place(jax.tree.unflatten(tree, leaves), heads)
-            out = run(options, here)
+            # Which GPU it is, where the compiler has none to ask.
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                out = run(options, here)
             return tuple(
                 x if axes is None else jax.lax.psum(x, axes)
                 for x, axes in zip(out, sums, strict=True)
