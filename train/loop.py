@@ -43,7 +43,14 @@ from train.rundir import (
     value_scale_of,
     write_config,
 )
-from train.state import Task, TrainState, abstract_state, init_state, make_task
+from train.state import (
+    Task,
+    TrainState,
+    abstract_state,
+    check_layout,
+    init_state,
+    make_task,
+)
 from train.step import compile_train_step
 from train.storage import AnyPath, make_folder, reaching
 from train.watchdog import Progress, unwatched
@@ -166,6 +173,7 @@ def _prepare(
         tensor = mesh.shape["tensor"]
         model = fit_vocabulary(config.model, len(tokenizer), tensor, grow=grow)
         model = with_head(with_tokenizer(model, tokenizer), config.head)
+    check_layout(model, mesh, resume=config.resume)  # before the data, which take long
     inputs = load_inputs(config, model, tokenizer, scale)
     progress("reading the data")
     vocab = make_vocab(config, model, inputs)

@@ -82,19 +82,29 @@ def _random_state(key: jax.Array, task: Task) -> TrainState:
     return _fresh_state(init_params(task.model, key), task)
 
 
+def check_layout(model: AnyConfig, mesh: Mesh, *, resume: bool) -> None:
+    """Raises ConfigError where a model's parameters cannot be laid out on a mesh."""
+    make = functools.partial(init_params, model)
+    _layout(model, jax.eval_shape(make, jax.random.key(0)), mesh, resume)
+
+
+def _layout(model: AnyConfig, shapes: Params, mesh: Mesh, resume: bool) -> Params:
+    try:
+        return param_shardings(model, shapes, mesh)
+    except ValueError as error:
+        told = f"--mesh does not suit the model: {error}"
+        if resume:
+            told += "\nA resumed run keeps the vocabulary rows that it began with: "
+            told += "give a --mesh.tensor that divides them, or --mesh.fsdp instead."
+        raise ConfigError(told) from error
+
+
 def state_shardings(task: Task) -> TrainState:
     """A NamedSharding for every leaf; optimizer moments follow their parameters."""
     shapes = jax.eval_shape(
         functools.partial(_random_state, task=task), jax.random.key(0)
     )
-    try:
-        params = param_shardings(task.model, shapes.params, task.mesh)
-    except ValueError as error:
-        told = f"--mesh does not suit the model: {error}"
-        if task.config.resume:
-            told += "\nA resumed run keeps the vocabulary rows that it began with: "
-            told += "give a --mesh.tensor that divides them, or --mesh.fsdp instead."
-        raise ConfigError(told) from error
+    params = _layout(task.model, shapes.params, task.mesh, task.config.resume)
     replicated = NamedSharding(task.mesh, PartitionSpec())
     opt_state = optax.tree_map_params(
         task.optimizer,

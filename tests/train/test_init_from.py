@@ -245,3 +245,4 @@ def test_a_mesh_that_cuts_no_head_is_refused(tmp_path):
         run(wide, tmp_path / "run")
     with pytest.raises(ConfigError, match=r"keeps the vocabulary rows that it began"):
         run(dataclasses.replace(wide, resume=True), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
