@@ -19,6 +19,7 @@ from train.number_answers import NumberModel
 logger = logging.getLogger("train")
 
 COVERAGE_ROWS = 1000
+_DIGITS = frozenset("0123456789")
 LOWEST_COVERAGE = 0.5
 
 
@@ -49,7 +50,11 @@ def make_vocab(config: TrainConfig, model: AnyConfig, inputs: Inputs) -> NumberV
         return vocab
     answers = [row["answer"] for row in inputs.splits.train[:COVERAGE_ROWS]]
     coverage = vocab.coverage(inputs.tokenizer, answers)
-    logger.info("%.1f%% of the digits in the answers are number tokens", 100 * coverage)
+    if any(set(answer) & _DIGITS for answer in answers):
+        share = f"{coverage:.1%} of the digits in the answers are number tokens"
+    else:
+        share = f"the first {len(answers)} training answers hold no digit"
+    logger.info("%s", share)
     has_number_loss = any(
         getattr(config.loss, term) is not None for term in NUMBER_TERMS
     )

@@ -22,13 +22,15 @@ def config(**files: str):
     return changed(TINY, data=data)
 
 
-def test_training_answers_without_a_number_are_refused(tmp_path):
+def test_training_answers_without_a_number_are_refused(tmp_path, caplog):
     words = config(train_file=rows(tmp_path / "train.jsonl", "Paris", "Rome"))
     inputs = load_inputs(words, words.model)
     with pytest.raises(ConfigError, match="first 2 training answers hold no number"):
         make_vocab(words, words.model, inputs)
     accepted = changed(words, allow_low_coverage=True)
-    assert len(make_vocab(accepted, words.model, inputs)) == 10
+    with caplog.at_level("INFO", logger="train"):
+        assert len(make_vocab(accepted, words.model, inputs)) == 10
+    assert caplog.messages == ["the first 2 training answers hold no digit"]
     cross_entropy = changed(words, loss=type(words.loss)(was=None))
     assert len(make_vocab(cross_entropy, words.model, inputs)) == 10
 
