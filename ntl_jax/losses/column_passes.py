@@ -19,6 +19,7 @@ from ntl_jax.losses import columns
 from ntl_jax.losses.columns import ColumnCotangents, ColumnSums
 from ntl_jax.losses.columns_partition import partitioned_read, partitioned_write
 from ntl_jax.number_vocab import NumberVocab
+from ntl_jax.platforms import traced_platform
 
 AxisName = str | tuple[str, ...] | None
 
@@ -130,7 +131,7 @@ def _choose(axis_name, plain: Callable, kernel: Callable, split: Callable, *args
     """Calls one of three programs: XLA's, a kernel, or a kernel split over devices."""
     mesh = jax.sharding.get_abstract_mesh()
     # Kernels are traced only where they can run: Pallas takes a second to import.
-    if jax.default_backend() != "gpu" or mesh.explicit_axes or not _fits(args[0]):
+    if traced_platform() != "gpu" or mesh.explicit_axes or not _fits(args[0]):
         return plain(*args)
     if mesh.manual_axes and not mesh.are_all_axes_manual:
         return plain(*args)

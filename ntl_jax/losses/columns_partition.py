@@ -39,6 +39,11 @@ def _split(mesh, spec, dims: int) -> tuple[NamedSharding, NamedSharding, tuple]:
     return NamedSharding(mesh, P(*entries)), by_token, axes
 
 
+def _on(mesh):
+    """Tells a kernel which GPU it is for, where the compiler has none to ask."""
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+
 def _first_column(axes: tuple[str, ...], columns: int):
     return jax.lax.axis_index(axes) * columns if axes else 0
 
@@ -62,7 +67,8 @@ def _partitioned_read(read: Callable, dims: int) -> Callable:
 
         def shard(logits, labels, token_ids):
             first = _first_column(axes, logits.shape[-1])
-            sums = read(logits, labels, token_ids, first)
+            with _on(mesh):
+                sums = read(logits, labels, token_ids, first)
             return tuple(combine_shards(sums, axes) if axes else sums)
 
         operands = (by_logit, by_token, NamedSharding(mesh, P(None)))
@@ -95,9 +101,10 @@ def _partitioned_write(write: Callable, dims: int) -> Callable:
         def shard(logits, number_of_column, labels, top, log_sum, *cotangents):
             first = _first_column(axes, logits.shape[-1])
             cotangents = ColumnCotangents(*cotangents)
-            return write(
-                logits, labels, top, log_sum, cotangents, number_of_column, first
-            )
+            with _on(mesh):
+                return write(
+                    logits, labels, top, log_sum, cotangents, number_of_column, first
+                )
 
         by_column = NamedSharding(mesh, P(by_logit.spec[-1]))
         by_number = NamedSharding(mesh, P(*by_token.spec, None))

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from ntl_jax.models.dropout import DropoutSite
+from ntl_jax.platforms import traced_platform
 
 Implementation = Literal["auto", "xla", "cudnn", "triton"]
 
@@ -82,7 +83,7 @@ def check_trainable(
     check_implementation(implementation)
     if implementation in ("xla", "auto"):
         return
-    problem = _unfit_for_platform(implementation, platform or _platform())
+    problem = _unfit_for_platform(implementation, platform or traced_platform())
     if problem is None:
         heads = jax.ShapeDtypeStruct((1, 2, 1, width), dtype)
         drop = DropoutSite(dropout, jax.random.key(0))
@@ -97,7 +98,7 @@ def _refusal(name: Implementation, problem: str) -> str:
 
 def _unfit(name, q, k, scale, bias, mask, drop) -> str | None:
     """Why a program does not run here, or does not take these operands, in words."""
-    problem = _unfit_for_platform(name, _platform())
+    problem = _unfit_for_platform(name, traced_platform())
     return problem or _unfit_operands(name, q, k, scale, bias, mask, drop)
 
 
@@ -124,12 +125,6 @@ def _unfit_operands(name, q, k, scale, bias, mask, drop) -> str | None:
     from ntl_jax.models.flash_attention import unfit
 
     return unfit(q, k, scale=scale, mask=mask, drop=drop)
-
-
-def _platform() -> str:
-    """What the program is traced for: the mesh's devices, else JAX's default."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if device is None else device.platform
 
 
 def _unfit_for_cudnn(q, k, scale, bias, mask, drop) -> str | None:

@@ -187,6 +187,12 @@ def test_without_the_backend_gpus_run_the_plain_program(monkeypatch):
 
         return str(jax.make_jaxpr(sums)(logits))
 
+    assert "platform_index" not in traced()
+    card = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", None, "gpu")
+    axes = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((2,), ("data",), axes, abstract_device=card)
+    with jax.sharding.use_abstract_mesh(mesh):  # of GPUs that are not here
+        assert "platform_index" in traced()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert "platform_index" in traced()
     monkeypatch.setattr(column_passes, "_has_triton", lambda: False)
