@@ -36,7 +36,7 @@ TOLERANCE = 1e-5
 @pytest.fixture
 def on_gpu(monkeypatch):
     """As if there were a GPU, whose kernels are interpreted."""
-    monkeypatch.setattr(attention_choice, "_platform", lambda: "gpu")
+    monkeypatch.setattr(attention_choice, "traced_platform", lambda: "gpu")
     kernels = partial(
         flash_attention.flash_attention, interpret=True, tiles=tiles_of(16, 16)
     )
