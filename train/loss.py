@@ -127,7 +127,7 @@ def _total_and_terms(
             logits_dtype=jnp.float32,
         )
     else:
-        logits = answer.model.logits(answer.hidden)
+        logits = answer.model.logits(answer.hidden, aligned=True)
         stats = stats_from_logits(logits, answer.labels, vocab)
         terms = objective(stats, answer.labels, vocab, segment_ids=segments)
         total = objective.total(terms, counts)

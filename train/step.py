@@ -104,7 +104,9 @@ def _eval_step(params: Params, batch: Batch, task: Task) -> EvalOutputs:
             logits_dtype=jnp.float32,
         )
     else:
-        stats = stats_from_logits(answer.model.logits(answer.hidden), labels, vocab)
+        stats = stats_from_logits(
+            answer.model.logits(answer.hidden, aligned=True), labels, vocab
+        )
     weights = jnp.broadcast_to(batch["weights"][:, None], labels.shape)
     terms = evaluation_objective(task.objective)(stats, labels, vocab, weights=weights)
     number_logits = stats.number_logits

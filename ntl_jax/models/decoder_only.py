@@ -16,7 +16,7 @@ from ntl_jax.models.attention import (
     visible_keys,
 )
 from ntl_jax.models.dropout import NO_DROPOUT, Dropout, RowOffset
-from ntl_jax.models.layers import Embedding, Linear, einsum_float32, run_layers
+from ntl_jax.models.layers import Embedding, Linear, head_logits, run_layers
 from ntl_jax.models.relative_bias import MASKED
 from ntl_jax.sharding import keep_cut, keep_heads, keep_rows
 
@@ -167,15 +167,19 @@ class DecoderOnly(nnx.Module):
     # ------------------------------------------------------------ head
 
     @jax.named_scope("head")
-    def logits(self, hidden: Float[Array, "B T D"]) -> Float32[Array, "B T W"]:
-        """Float32 logits of hidden states; -1e30 in columns of padding."""
-        if self.config.tie_word_embeddings:
-            table = self.table.embedding[...].astype(hidden.dtype)
-            logits = einsum_float32("BTD,VD->BTV", hidden, table)
-        else:
-            kernel = self.lm_head.kernel[...].astype(hidden.dtype)
-            logits = einsum_float32("BTD,DV->BTV", hidden, kernel)
-        logits = keep_rows(logits, columns=True)
+    def logits(
+        self, hidden: Float[Array, "B T D"], *, aligned: bool = False
+    ) -> Float32[Array, "B T W"]:
+        """Float32 logits of hidden states; -1e30 in columns of padding.
+
+        Args:
+            hidden: states [B, T, D], from `hidden`.
+            aligned: whether columns of 0 may follow, up to the next multiple of 128,
+                where the product is faster so. The losses leave them out.
+        """
+        tied = self.config.tie_word_embeddings
+        weight = self.table.embedding[...] if tied else self.lm_head.kernel[...]
+        logits = head_logits(hidden, weight, tied=tied, aligned=aligned)
         if self.config.rows == self.config.vocab_size:
             return logits
         columns = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)

@@ -10,10 +10,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Float32, Int
 
 from ntl_jax.models.recompute import Remat, recomputing
-from ntl_jax.sharding import keep_cut
+from ntl_jax.sharding import keep_cut, keep_rows, known_mesh
 
 
 class Linear(nnx.Module):
@@ -164,3 +164,35 @@ def einsum_float32(spec: str, a: Array, b: Array) -> Float[Array, "..."]:
     if a.dtype == jnp.float32:  # plain autodiff: forward mode works too
         return jnp.einsum(spec, a, b)
     return _einsum_float32(spec, a, b)
+
+
+_LANES = 128  # columns come in multiples of this, as matrix units like them
+
+
+def head_logits(
+    hidden: Float[Array, "B T D"],
+    weight: Float[Array, "D V"] | Float[Array, "V D"],
+    *,
+    tied: bool,
+    aligned: bool,
+) -> Float32[Array, "B T C"]:
+    """Float32 products of hidden states with a head's columns.
+
+    Args:
+        hidden: states.
+        weight: a kernel, or a table of embeddings where ``tied``.
+        tied: which of the two.
+        aligned: whether C may be larger than V, where that is faster: on a GPU a
+            product with an odd number of bfloat16 columns takes several times as long.
+            The logits of the columns beyond V are 0.
+    """
+    weight = weight.astype(hidden.dtype)
+    mesh = known_mesh()
+    whole = mesh is None or mesh.shape["tensor"] == 1
+    missing = -weight.shape[not tied] % _LANES
+    if aligned and missing and whole and hidden.dtype.itemsize == 2:
+        weight = jnp.pad(
+            weight, ((0, missing), (0, 0)) if tied else ((0, 0), (0, missing))
+        )
+    logits = einsum_float32("BTD,VD->BTV" if tied else "BTD,DV->BTV", hidden, weight)
+    return keep_rows(logits, columns=True)

@@ -33,7 +33,6 @@ from ntl_jax.models.layers import (
     Embedding,
     Linear,
     RMSNorm,
-    einsum_float32,
     run_layers,
     stack_layers,
 )
@@ -186,15 +185,19 @@ class T5WithHead(T5Body):
             self.lm_head = Linear(*shape, std=config.initializer_factor, rngs=rngs)
 
     @jax.named_scope("head")
-    def logits(self, hidden: Float[Array, "B T D"]) -> Float32[Array, "B T V"]:
-        """Float32 logits [B, T, V] of hidden states [B, T, D]."""
-        if self.config.tie_word_embeddings:
-            table = self.shared.embedding[...].astype(hidden.dtype)
-            logits = einsum_float32("BTD,VD->BTV", hidden, table)
-        else:
-            kernel = self.lm_head.kernel[...].astype(hidden.dtype)
-            logits = einsum_float32("BTD,DV->BTV", hidden, kernel)
-        return keep_rows(logits, columns=True)
+    def logits(
+        self, hidden: Float[Array, "B T D"], *, aligned: bool = False
+    ) -> Float32[Array, "B T V"]:
+        """Float32 logits [B, T, V] of hidden states [B, T, D].
+
+        Args:
+            hidden: states, from `hidden`.
+            aligned: whether columns of 0 may follow, up to the next multiple of 128,
+                where the product is faster so. The losses leave them out.
+        """
+        tied = self.config.tie_word_embeddings
+        weight = self.shared.embedding[...] if tied else self.lm_head.kernel[...]
+        return head_logits(hidden, weight, tied=tied, aligned=aligned)
 
     @property
     def head(self) -> Float32[Array, "D V"]:

@@ -55,7 +55,9 @@ def compiled_pass(config: Config):
     def loss(params, ids, labels):
         model = bind(config, params)
         inputs = (ids, labels) if isinstance(config, T5Config) else (ids,)
-        stats = stats_from_logits(model(*inputs), labels, vocab)  # type: ignore[operator]
+        hidden = model.hidden(*inputs)  # type: ignore[operator]
+        logits = model.logits(hidden, aligned=True)
+        stats = stats_from_logits(logits, labels, vocab)
         return OBJECTIVE.total(OBJECTIVE(stats, labels, vocab))
 
     length = LENGTH // 2 if isinstance(config, T5Config) else LENGTH

@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from ntl_jax import cross_entropy
 from ntl_jax.models import GPT2Config
 from ntl_jax.models.dropout import Dropout
 from ntl_jax.models.layers import (
     Linear,
     RMSNorm,
     einsum_float32,
+    head_logits,
     run_layers,
     stack_layers,
 )
+from ntl_jax.sharding import make_mesh, on_mesh
 
 KEY = jax.random.key(7)
 
@@ -75,6 +78,41 @@ def test_float32_products_have_forward_derivatives():
 def test_modules_hold_no_random_state():
     norm = RMSNorm(4, eps=1e-6)
     assert not nnx.state(norm, nnx.RngState)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_columns_added_for_speed_change_no_loss(tied):
+    keys = jax.random.split(KEY, 3)
+    hidden = jax.random.normal(keys[0], (2, 3, 8), jnp.bfloat16)
+    weight = jax.random.normal(keys[1], (51, 8) if tied else (8, 51))
+    labels = jax.random.randint(keys[2], (2, 3), 0, 51)
+
+    def loss(hidden, weight, aligned):
+        logits = head_logits(hidden, weight, tied=tied, aligned=aligned)
+        return cross_entropy(logits, labels, vocab_size=51, reduction="mean")
+
+    wide = head_logits(hidden, weight, tied=tied, aligned=True)
+    assert wide.shape == (2, 3, 128) and not wide[..., 51:].any()
+    pull = jax.value_and_grad(loss, (0, 1))
+    chex.assert_trees_all_close(
+        pull(hidden, weight, True), pull(hidden, weight, False), rtol=1e-2
+    )
+    # Not of float32, nor where devices share out the columns.
+    exact = hidden.astype(jnp.float32)
+    assert head_logits(exact, weight, tied=tied, aligned=True).shape == (2, 3, 51)
+
+
+def test_columns_that_devices_share_out_stay_as_many():
+    hidden, weight = jnp.ones((4, 3, 8), jnp.bfloat16), jnp.ones((8, 52))
+
+    def columns(mesh):
+        def logits(hidden):
+            with on_mesh(mesh):
+                return head_logits(hidden, weight, tied=False, aligned=True)
+
+        return jax.eval_shape(logits, hidden).shape[-1]
+
+    assert columns(make_mesh(4, 2, 1)) == 128 and columns(make_mesh(2, 2, 2)) == 52
 
 
 class Inner(nnx.Module):
