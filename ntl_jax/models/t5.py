@@ -33,6 +33,7 @@ from ntl_jax.models.layers import (
     Embedding,
     Linear,
     RMSNorm,
+    head_logits,
     run_layers,
     stack_layers,
 )
