@@ -170,9 +170,9 @@ def ntil_from_stats(
     of_numbers += scalar("magnitude_weight", magnitude_weight) * logarithmic
     of_number = jnp.where(spans.first, targets.weight, 0.0)
     of_tokens = scalar("token_weight", token_weight) * by_token
-    # Both means in one: on a GPU each sum along the rows is a kernel.
-    values = jnp.stack([of_tokens, of_numbers])
-    loss = jnp.sum(_row_mean(values, jnp.stack([targets.weight, of_number])), axis=0)
+    # Both means in one sum: on a GPU each sum along the rows is a kernel.
+    loss = of_tokens * _row_shares(targets.weight)
+    loss = jnp.sum(loss + of_numbers * _row_shares(of_number), axis=-1)
     weight = token_weights(labels, weights, ignore_index=ignore_index)
     return loss, jnp.any(weight != 0, axis=-1).astype(jnp.float32)
 
@@ -255,10 +255,7 @@ def _number_errors(
     return relative, ratio
 
 
-def _row_mean(
-    value: Float32[Array, "N *B T"], weight: Float32[Array, "N *B T"]
-) -> Float32[Array, "N *B"]:
-    """The weighted mean of each row, 0 where nothing has weight."""
-    total = jnp.sum(weight, axis=-1)
-    share = jnp.sum(value * weight, axis=-1) / jnp.where(total == 0, 1.0, total)
-    return jnp.where(total == 0, 0.0, share)
+def _row_shares(weight: Float32[Array, "*B T"]) -> Float32[Array, "*B T"]:
+    """What share of its row's weight each position has, 0 where there is none."""
+    total = jnp.sum(weight, axis=-1, keepdims=True)
+    return weight / jnp.where(total == 0, 1.0, total)
