@@ -2,6 +2,7 @@
 
 import gc
 import importlib.metadata
+import logging
 import os
 import pathlib
 
@@ -57,6 +58,15 @@ def _room_for_programs():
     if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def _no_command_line_logs():
+    """What a test's command line made of the logger ends with that test."""
+    yield
+    logger = logging.getLogger("train")
+    logger.handlers, logger.propagate = [], True
+    logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
