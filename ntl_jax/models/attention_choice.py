@@ -3,7 +3,7 @@
 "xla" runs everywhere and takes everything. "triton" are the kernels of
 `flash_attention`. "cudnn" is NVIDIA's library, through JAX: bfloat16, no dropout, heads
 of a width that 8 divides, up to 128, and it rounds the bias to bfloat16. "auto" is the
-first of `AUTO` that takes the operands, else "xla".
+first of `AUTO` that takes the operands where these are in bfloat16, else "xla".
 """
 
 import importlib.util
@@ -13,12 +13,14 @@ import jax
 import jax.numpy as jnp
 
 from ntl_jax.models.dropout import DropoutSite
-from ntl_jax.platforms import traced_platform
+from ntl_jax.platforms import compute_capability, traced_platform
 
 Implementation = Literal["auto", "xla", "cudnn", "triton"]
 
-AUTO: tuple[Implementation, ...] = ()
-"""What "auto" tries before "xla". It is empty until one is measured to be faster."""
+AUTO: tuple[Implementation, ...] = ("triton",)
+"""What "auto" tries before "xla": what was measured to be faster in bfloat16."""
+
+_TRITON_FROM = (8, 0)  # compute capability: Ampere's
 
 
 def check_implementation(name: str) -> None:
@@ -49,6 +51,8 @@ def choose_implementation(
     """
     check_implementation(implementation)
     if implementation == "xla" or q.shape[1] == 1:
+        return "xla"
+    if implementation == "auto" and q.dtype != jnp.bfloat16:
         return "xla"
     names = AUTO if implementation == "auto" else (implementation,)
     for name in names:
@@ -107,9 +111,19 @@ def _unfit_for_platform(name, platform: str) -> str | None:
         return f"runs on NVIDIA GPUs, and the program is for {platform!r}"
     if name == "cudnn":
         return None
+    capability = compute_capability()
+    if capability is not None and capability < _TRITON_FROM:
+        return (
+            f"needs a GPU of compute capability {_version(_TRITON_FROM)} or more, and "
+            f"this one has {_version(capability)}"
+        )
     if importlib.util.find_spec("jax.experimental.pallas.triton") is None:
         return f"needs Pallas' Triton backend, which JAX {jax.__version__} has not"
     return None
+
+
+def _version(parts: tuple[int, ...]) -> str:
+    return ".".join(map(str, parts))
 
 
 def _unfit_operands(name, q, k, scale, bias, mask, drop) -> str | None:

@@ -29,6 +29,7 @@ from tests.benchmarks.timing import temporaries, time_call
 
 KEY = jax.random.key(0)
 CANDIDATES = {  # tiles beside the default ones, for all kernels at once
+    "32x32": Tiles(*[Tile(32, 32)] * 4),
     "64x64": Tiles(*[Tile(64, 64)] * 4),
     "64x64, 3 stages": Tiles(*[Tile(64, 64, 4, 3)] * 4),
     "128x64, 8 warps": Tiles(*[Tile(128, 64, 8)] * 4),
@@ -103,6 +104,10 @@ CASES = {
     "T5-small, 512, no dropout": Case(32, 512, 8, 8, 64, True, 0.0),
     "T5-small, 512, no padding": Case(32, 512, 8, 8, 64, True, 0.0, False),
     "T5-small, 256": Case(32, 256, 8, 8, 64, True, 0.1),
+    "T5-small, 128": Case(64, 128, 8, 8, 64, True, 0.1),
+    "T5-small, 64": Case(256, 64, 8, 8, 64, True, 0.1),
+    "T5-small, 32": Case(512, 32, 8, 8, 64, True, 0.1),
+    "GPT-2, 32": Case(512, 32, 12, 12, 64, False, 0.1),
     "T5-3B, 256": Case(32, 256, 32, 32, 128, True, 0.1),
     "T5-3B, 256, no dropout": Case(32, 256, 32, 32, 128, True, 0.0),
     "GPT-2, 1024": Case(8, 1024, 12, 12, 64, False, 0.1),

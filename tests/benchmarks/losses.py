@@ -150,6 +150,8 @@ def main() -> None:
     parser.add_argument("--vocabularies", type=int, nargs="+", default=VOCABULARIES)
     parser.add_argument("--peers", action="store_true", help="torch and ntloss too")
     options = parser.parse_args()
+    if options.peers:  # torch takes its memory beside ours
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.4")
     print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}\n")
     rows = []
     for size in options.vocabularies:

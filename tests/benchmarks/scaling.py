@@ -179,7 +179,7 @@ def read_options(arguments: list[str]) -> argparse.Namespace:
 
 def main() -> None:
     options = read_options(sys.argv[1:])
-    os.environ["JAX_PLATFORMS"] = "cpu"  # of this process: the GPUs are the runs'
+    jax.config.update("jax_platforms", "cpu")  # here: the GPUs are for the runs
     out = pathlib.Path(os.environ.get("OUT", "."))
     print(
         "| mesh | tokens | TFLOP | ms | tokens/s | MFU | GiB | efficiency | loss |",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import types
 from functools import partial
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ntl_jax import platforms
 from ntl_jax.hf import gpt2, granite, t5
 from ntl_jax.models import (
     GPT2Config,
@@ -48,11 +50,52 @@ def heads(dtype="bfloat16", *, length=32, width=64):
     return q, q[:, :, :2]
 
 
-def test_xla_takes_everything_and_auto_is_xla_until_measured():
+def test_without_a_gpu_auto_is_xla():
     q, k = heads()
-    assert attention_choice.AUTO == ()
     for name in ("auto", "xla"):
         assert choose_implementation(name, q, k, scale=1.0) == "xla"
+
+
+@pytest.mark.parametrize(
+    ("operands", "drop", "want"),
+    [
+        (heads(), DROP, "triton"),
+        (heads(), None, "triton"),
+        (heads("float32"), DROP, "xla"),
+        (heads(width=24), DROP, "xla"),
+        (heads(length=1), None, "xla"),
+    ],
+    ids=str,
+)
+def test_on_a_gpu_auto_is_triton_where_it_was_measured(on_gpu, operands, drop, want):
+    assert choose_implementation("auto", *operands, scale=1.0, drop=drop) == want
+
+
+@pytest.mark.parametrize(
+    ("capability", "want"), [("7.5", "xla"), ("8.0", "triton"), ("12.0", "triton")]
+)
+def test_old_gpus_have_no_kernels(on_gpu, monkeypatch, capability, want):
+    card = types.SimpleNamespace(compute_capability=capability)
+    monkeypatch.setattr(jax, "devices", lambda: [card])
+    q, k = heads()
+    assert choose_implementation("auto", q, k, scale=1.0) == want
+    if want == "xla":
+        with pytest.raises(ValueError, match=r"capability 8\.0 or more.* has 7\.5; or"):
+            choose_implementation("triton", q, k, scale=1.0)
+
+
+@pytest.mark.parametrize(
+    ("device", "want"),
+    [
+        ({}, None),
+        ({"compute_capability": "9.0"}, (9, 0)),
+        ({"compute_capability": "12.1"}, (12, 1)),
+        ({"compute_capability": "gfx942"}, None),
+    ],
+)
+def test_the_capability_of_the_gpu_here(monkeypatch, device, want):
+    monkeypatch.setattr(jax, "devices", lambda: [types.SimpleNamespace(**device)])
+    assert platforms.compute_capability() == want
 
 
 @pytest.mark.parametrize("name", ["triton", "cudnn"])
