@@ -23,6 +23,8 @@ import sys
 import time
 from typing import NamedTuple
 
+import jax
+
 PROFILED_FROM = 35
 
 
