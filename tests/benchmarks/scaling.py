@@ -49,6 +49,7 @@ def flags_of(mesh: Mesh, options: argparse.Namespace) -> list[str]:
     """What `train` is called with, but for the folder."""
     return [
         *("--steps", str(options.steps), "--log-every", "10"),
+        *("--optimizer.warmup-steps", "10"),
         *("--data.batch-size", str(options.rows * mesh.devices)),
         *("--data.max-source-length", str(options.length)),
         *("--data.max-target-length", str(options.length)),
