@@ -35,6 +35,7 @@ from ntl_jax.models.relative_bias import MASKED
 
 _NOTHING = MASKED / 2  # a query whose largest score is below sees nothing
 _SMALLEST_TILE = 16  # of the matrix units
+_ENOUGH = 512  # programs, to keep every core of a GPU busy
 
 
 def forward(
@@ -100,16 +101,24 @@ def backward(
         return dq, dk, dv
     tile = _fitted(options.tiles.bias, x)
     tiles = pl.cdiv(length, tile.queries), pl.cdiv(sources, tile.keys)
+    shared = x.bias.shape[0]
+    parts = _parts(batch // shared, math.prod(tiles) * heads * shared)
     dbias = _call(
         partial(_bias_kernel, options=options, tile=tile, per_row=tiles[1]),
-        (math.prod(tiles), heads, x.bias.shape[0]),
-        _like(x.q, x.bias.shape),
+        (math.prod(tiles), heads, shared * parts),
+        _like(x.q, (shared * parts, *x.bias.shape[1:])),
         tile,
         options,
         "ntl_attention_dbias",
         products=2,
     )(*given)
-    return dq, dk, dv, dbias
+    return dq, dk, dv, dbias.reshape(shared, parts, *x.bias.shape[1:]).sum(1)
+
+
+def _parts(rows: int, programs: int) -> int:
+    """Into how many equal parts to cut a sum over rows, for enough programs."""
+    fitting = (n for n in range(1, rows + 1) if rows % n == 0)
+    return next((n for n in fitting if n * programs >= _ENOUGH), rows)
 
 
 def _forward_kernel(x: Operands, out_ref, log_sum_ref, *, options, tile):
@@ -201,7 +210,10 @@ def _keys_kernel(x: Operands, *refs, options, tile):
 
 
 def _bias_kernel(x: Operands, *refs, options, tile, per_row: int):
-    """dbias of one tile of queries and keys: a sum over rows that share the bias."""
+    """dbias of one tile of queries and keys: a sum over rows that share the bias.
+
+    As many rows as there are for each one of the result.
+    """
     *given, dbias_ref = refs
     shared, head = pl.program_id(2), pl.program_id(1)
     queries = _queries(x, jax.lax.div(pl.program_id(0), per_row), tile)

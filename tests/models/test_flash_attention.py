@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ntl_jax.models import flash_tiles
+from ntl_jax.models import flash_tiles, flash_triton
 from ntl_jax.models.attention import attend
 from ntl_jax.models.dropout import DropoutSite, keep_places
 from ntl_jax.models.flash_attention import flash_attention
@@ -157,9 +157,14 @@ def test_under_vmap_each_model_is_alone():
         assert max(errors.values()) < TOLERANCE, errors
 
 
-def test_a_bias_with_axes_of_one_has_its_gradient_summed_over_them():
-    q, k, v = jax.random.normal(KEY, (3, 2, 20, 2, 16))
+@pytest.mark.parametrize(("enough", "parts"), [(1, 1), (6, 3), (512, 6)])
+def test_a_bias_with_axes_of_one_has_its_gradient_summed_over_them(
+    monkeypatch, enough, parts
+):
+    q, k, v = jax.random.normal(KEY, (3, 6, 20, 2, 16))
     short = jax.random.normal(KEY, (1, 1, 1, 20))
+    monkeypatch.setattr(flash_triton, "_ENOUGH", enough)
+    assert flash_triton._parts(len(q), programs=2) == parts
 
     def total(attention, bias, **options):
         return jnp.sum(attention(q, k, v, scale=0.3, bias=bias, **options) ** 2)
