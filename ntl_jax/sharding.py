@@ -20,6 +20,7 @@ from ntl_jax.partition_rules import RULES
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
+TENSOR_AXIS = "tensor"
 
 
 def make_mesh(

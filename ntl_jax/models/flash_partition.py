@@ -1,9 +1,12 @@
 """Attention's kernels on a mesh, and under ``vmap``.
 
-XLA's partitioner cannot look into a kernel. `custom_partitioning` tells it what may be
-cut: rows of the batch, and heads where the key heads divide. A bias that the rows share
-has its gradient summed over the devices that share them out. Under ``vmap`` the models'
-batches are one longer batch.
+XLA's partitioner cannot look into a kernel. Rows of the batch may be cut, and heads
+where the key heads divide: on a mesh of `sharding.on_mesh` by ``shard_map``; on others,
+whose axes are not known here, `custom_partitioning` tells the partitioner so (but the
+persistent compilation cache then finds no program again, for the partitioner's rules
+are part of its key by their address). A bias that the rows share has its gradient
+summed over the devices that share them out. Under ``vmap`` the models' batches are one
+longer batch.
 """
 
 import math
@@ -22,6 +25,7 @@ from jaxtyping import Array
 
 from ntl_jax.models import flash_triton
 from ntl_jax.models.flash_tiles import Operands, Options
+from ntl_jax.sharding import BATCH_AXES, TENSOR_AXIS, data_shards, known_mesh
 
 
 class _Sizes(NamedTuple):
@@ -88,8 +92,18 @@ def _program(run: Callable, places: Callable, tree: Any, options: Options) -> Ca
     @custom_vmap
     def call(*leaves):
         given = jax.tree.unflatten(tree, leaves)
-        whole = _partitioned(run, places, tree, options, _sizes_of(given))
-        return whole(*leaves)
+        sizes = _sizes_of(given)
+        mesh = known_mesh()
+        if mesh is None:
+            return _partitioned(run, places, tree, options, sizes)(*leaves)
+        rows = BATCH_AXES if sizes.batch % data_shards(mesh) == 0 else None
+        rows, heads = _cuts(mesh, P(rows, None, TENSOR_AXIS), sizes)
+        local, placed, specs = _local(run, places, options, given, rows, heads)
+        # A bias's gradient is alike everywhere by a sum that JAX is not told of.
+        mapped = jax.shard_map(
+            local, mesh=mesh, in_specs=placed, out_specs=specs, check_vma=False
+        )
+        return mapped(*leaves)
 
     @call.def_vmap
     def _(size, in_batched, *leaves):
@@ -134,18 +148,12 @@ def _partitioned(run, places, tree, options: Options, sizes: _Sizes) -> Callable
     def partition(mesh, arguments, _):
         given = jax.tree.unflatten(tree, arguments)
         rows, heads = _cuts(mesh, arguments[0].sharding.spec, sizes)
-        specs, sums = places(given, rows, heads)
-        placed = _place(given, rows, heads, sizes)
+        local, placed, specs = _local(run, places, options, given, rows, heads)
 
         def shard(*leaves):
-            here = _with_first_place(jax.tree.unflatten(tree, leaves), heads)
             # Which GPU it is, where the compiler has none to ask.
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-                out = run(options, here)
-            return tuple(
-                x if axes is None else jax.lax.psum(x, axes)
-                for x, axes in zip(out, sums, strict=True)
-            )
+                return local(*leaves)
 
         results = tuple(NamedSharding(mesh, spec) for spec in specs)
         placed = tuple(NamedSharding(mesh, spec) for spec in placed)
@@ -162,6 +170,21 @@ def _partitioned(run, places, tree, options: Options, sizes: _Sizes) -> Callable
         need_replication_factors=tuple(x for x in letters if x in "tshcm"),
     )
     return whole
+
+
+def _local(run: Callable, places: Callable, options: Options, given, rows, heads):
+    """What a device runs, and the specs of its operands and results."""
+    tree = jax.tree.structure(given)
+    specs, sums = places(given, rows, heads)
+
+    def local(*leaves):
+        out = run(options, _with_first_place(jax.tree.unflatten(tree, leaves), heads))
+        return tuple(
+            x if axes is None else jax.lax.psum(x, axes)
+            for x, axes in zip(out, sums, strict=True)
+        )
+
+    return local, tuple(_place(given, rows, heads, _sizes_of(given))), specs
 
 
 def _rule(run: Callable, sizes: _Sizes) -> str:
