@@ -39,6 +39,9 @@ def _of_equation(equation: Any) -> float:
         return params["length"] * sum(inner)
     if name == "while" and sum(inner):
         raise ValueError("a while loop with matrix products has no known length.")
+    if name == "shard_map":  # inside it shapes are a device's
+        sizes = [params["mesh"].shape[axis] for axis in params["newly_manual_axes"]]
+        return math.prod(sizes) * sum(inner)
     if name == "cond":
         return max(inner)
     if name in ("ragged_dot", "ragged_dot_general"):

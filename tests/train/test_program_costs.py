@@ -48,6 +48,20 @@ def test_a_loop_of_unknown_length_is_refused():
         matmul_flops(jaxpr)
 
 
+def test_what_each_device_multiplies_is_counted_for_all_of_them():
+    kernels, rows = ARGS
+    mapped = jax.shard_map(
+        network,
+        mesh=make_mesh(2, 2, 2),
+        in_specs=(PartitionSpec(), PartitionSpec(("data", "fsdp"))),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    # Four devices share out the rows, and each is there twice.
+    jaxpr = jax.make_jaxpr(mapped)(kernels, rows).jaxpr
+    assert matmul_flops(jaxpr) == 2 * LAYERS * PRODUCT
+
+
 def compiled(spec: PartitionSpec):
     """The gradient on 8 devices, the kernels laid out so."""
     mesh = make_mesh(1, 8, 1)
