@@ -220,9 +220,12 @@ def main() -> None:
         devices = options.keep.devices
         more = ["--data.batch-size", str(options.rows * devices)]
         more += ["--evaluation.batch-size", str(8 * devices)]
+        parts = max(1, devices // options.resume_on.devices)  # to fit one as before
+        more += ["--accumulate", str(parts)]
         more += ["--steps", str(options.steps + 10), "--resume"]
         train(options.resume_on, options, folder, *more)
-        print(f"{options.keep} resumed on {options.resume_on}: {read(folder)}")
+        found = read(folder)
+        print(f"{options.keep} resumed on {options.resume_on}: {found}")
 
 
 if __name__ == "__main__":
