@@ -3,7 +3,8 @@
 "xla" runs everywhere and takes everything. "triton" are the kernels of
 `flash_attention`. "cudnn" is NVIDIA's library, through JAX: bfloat16, no dropout, heads
 of a width that 8 divides, up to 128, and it rounds the bias to bfloat16. "auto" is the
-first of `AUTO` that takes the operands where these are in bfloat16, else "xla".
+first of `AUTO` that takes the operands where these are such as it was measured to be
+faster with, else "xla".
 """
 
 import importlib.util
@@ -18,7 +19,9 @@ from ntl_jax.platforms import compute_capability, traced_platform
 Implementation = Literal["auto", "xla", "cudnn", "triton"]
 
 AUTO: tuple[Implementation, ...] = ("triton",)
-"""What "auto" tries before "xla": what was measured to be faster in bfloat16."""
+"""What "auto" tries before "xla", in bfloat16."""
+
+_LONG_ENOUGH = 128  # of rows with a bias; of 64 and less XLA's was faster
 
 _TRITON_FROM = (8, 0)  # compute capability: Ampere's
 
@@ -52,7 +55,10 @@ def choose_implementation(
     check_implementation(implementation)
     if implementation == "xla" or q.shape[1] == 1:
         return "xla"
-    if implementation == "auto" and q.dtype != jnp.bfloat16:
+    if implementation == "auto" and (
+        q.dtype != jnp.bfloat16
+        or (bias is not None and max(q.shape[1], k.shape[1]) < _LONG_ENOUGH)
+    ):
         return "xla"
     names = AUTO if implementation == "auto" else (implementation,)
     for name in names:

@@ -41,7 +41,7 @@ class GPT2Config(PaddedVocabulary):
     dtype: str = "float32"  # of activations; parameters are always float32
     unroll_layers: bool = False  # slower to compile, at times faster to run
     remat: Remat = False  # what of each layer the backward pass computes again
-    attention: Implementation = "auto"  # which program computes it; auto: XLA's own
+    attention: Implementation = "auto"  # which program computes it
 
     def __post_init__(self):
         check_sizes(self, *_SIZES)

@@ -77,7 +77,7 @@ class NumformerConfig:
     dtype: str = "float32"  # of activations; parameters are always float32
     unroll_layers: bool = False
     remat: Remat = False
-    attention: Implementation = "auto"  # which program computes it; auto: XLA's own
+    attention: Implementation = "auto"  # which program computes it
 
     def __post_init__(self):
         check_sizes(self, *_SIZES)

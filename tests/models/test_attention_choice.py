@@ -71,6 +71,15 @@ def test_on_a_gpu_auto_is_triton_where_it_was_measured(on_gpu, operands, drop, w
     assert choose_implementation("auto", *operands, scale=1.0, drop=drop) == want
 
 
+@pytest.mark.parametrize(("length", "want"), [(64, "xla"), (128, "triton")])
+def test_on_a_gpu_auto_takes_short_rows_with_a_bias_to_xla(on_gpu, length, want):
+    q, k = heads(length=length)
+    bias = jnp.zeros((1, 4, length, length))
+    assert choose_implementation("auto", q, k, scale=1.0, bias=bias) == want
+    assert choose_implementation("auto", q, k, scale=1.0) == "triton"
+    assert choose_implementation("triton", q, k, scale=1.0, bias=bias) == "triton"
+
+
 @pytest.mark.parametrize(
     ("capability", "want"), [("7.5", "xla"), ("8.0", "triton"), ("12.0", "triton")]
 )
