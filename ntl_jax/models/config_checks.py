@@ -1,5 +1,6 @@
 """Checks that the configs of all models share."""
 
+import math
 from typing import Any
 
 from ntl_jax.models.attention_choice import check_implementation
@@ -10,10 +11,18 @@ def check_sizes(config: Any, *fields: str) -> None:
     """Raises ValueError for a field that is no size of an array's axis."""
     for name in fields:
         size = getattr(config, name)
-        if not isinstance(size, int) or not 1 <= size < 2**31:
+        if type(size) is not int or not 1 <= size < 2**31:
             raise ValueError(
                 f"{name} is {size!r}; it must be a whole number >= 1 and < 2**31"
             )
+
+
+def check_factors(config: Any, *fields: str) -> None:
+    """Raises ValueError for a field that is no finite number above 0."""
+    for name in fields:
+        factor = getattr(config, name)
+        if not 0 < factor < math.inf:
+            raise ValueError(f"{name} is {factor}; it must be above 0, and finite")
 
 
 def check_rates(config: Any, *fields: str) -> None:

@@ -3,7 +3,12 @@
 import dataclasses
 
 from ntl_jax.models.attention_choice import Implementation
-from ntl_jax.models.config_checks import check_computation, check_rates, check_sizes
+from ntl_jax.models.config_checks import (
+    check_computation,
+    check_factors,
+    check_rates,
+    check_sizes,
+)
 from ntl_jax.models.layers import Remat
 from ntl_jax.models.vocabulary import PaddedVocabulary
 
@@ -45,6 +50,7 @@ class GPT2Config(PaddedVocabulary):
 
     def __post_init__(self):
         check_sizes(self, *_SIZES)
+        check_factors(self, "layer_norm_epsilon")
         if self.n_embd % self.n_head:
             raise ValueError(
                 f"n_embd {self.n_embd} does not divide into n_head {self.n_head} heads"

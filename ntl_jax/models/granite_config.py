@@ -3,7 +3,12 @@
 import dataclasses
 
 from ntl_jax.models.attention_choice import Implementation
-from ntl_jax.models.config_checks import check_computation, check_rates, check_sizes
+from ntl_jax.models.config_checks import (
+    check_computation,
+    check_factors,
+    check_rates,
+    check_sizes,
+)
 from ntl_jax.models.layers import Remat
 from ntl_jax.models.vocabulary import PaddedVocabulary
 
@@ -72,9 +77,7 @@ class GraniteConfig(PaddedVocabulary):
 
     def __post_init__(self):
         check_sizes(self, *_SIZES)
-        for name in _FACTORS:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+        check_factors(self, *_FACTORS)
         self._check_heads()
         self._check_experts()
         self.check_rows()

@@ -28,7 +28,12 @@ from jaxtyping import Array, Float, Float32, Int, Key
 
 from ntl_jax.models.attention import Mask, attend, visible_keys
 from ntl_jax.models.attention_choice import Implementation
-from ntl_jax.models.config_checks import check_computation, check_rates, check_sizes
+from ntl_jax.models.config_checks import (
+    check_computation,
+    check_factors,
+    check_rates,
+    check_sizes,
+)
 from ntl_jax.models.dropout import Dropout, RowOffset
 from ntl_jax.models.layers import (
     Affine,
@@ -81,6 +86,7 @@ class NumformerConfig:
 
     def __post_init__(self):
         check_sizes(self, *_SIZES)
+        check_factors(self, "layer_norm_epsilon")
         if self.d_model % self.num_heads:
             raise ValueError(
                 f"d_model {self.d_model} does not divide into {self.num_heads} heads"

@@ -4,7 +4,12 @@ import dataclasses
 from typing import Self
 
 from ntl_jax.models.attention_choice import Implementation
-from ntl_jax.models.config_checks import check_computation, check_rates, check_sizes
+from ntl_jax.models.config_checks import (
+    check_computation,
+    check_factors,
+    check_rates,
+    check_sizes,
+)
 from ntl_jax.models.layers import Remat
 
 ACTIVATIONS = ("relu", "gelu_new", "silu")
@@ -56,6 +61,7 @@ class T5Config:
 
     def __post_init__(self):
         check_sizes(self, *_SIZES)
+        check_factors(self, "layer_norm_epsilon")
         buckets = self.relative_attention_num_buckets
         distance = self.relative_attention_max_distance
         if buckets < 4 or distance <= buckets // 2:

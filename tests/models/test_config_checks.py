@@ -36,6 +36,7 @@ RATES = {
     T5RegressionConfig: ("dropout_rate", "classifier_dropout"),
     XvalConfig: ("dropout_rate",),
 }
+EPSILONS = {GraniteConfig: "rms_norm_eps"}  # of the others layer_norm_epsilon
 VOCABULARY = {"vocab_size": 32448}  # that each of them takes
 ALL = pytest.mark.parametrize("config", SIZES, ids=lambda config: config.__name__)
 
@@ -43,9 +44,17 @@ ALL = pytest.mark.parametrize("config", SIZES, ids=lambda config: config.__name_
 @ALL
 def test_sizes_are_whole_numbers_from_one(config):
     for field in SIZES[config]:
-        for size in (0, -1, 8.0, None, 2**31):
+        for size in (0, -1, 8.0, None, True, 2**31):
             with pytest.raises(ValueError, match=rf"^{field} is {size!r}; .* number"):
                 config(**VOCABULARY | {field: size})
+
+
+@ALL
+def test_what_is_added_to_variances_is_above_zero(config):
+    field = EPSILONS.get(config, "layer_norm_epsilon")
+    for factor in (0.0, -1e-6, math.nan, math.inf):
+        with pytest.raises(ValueError, match=rf"^{field} is {factor}; it must be"):
+            config(**VOCABULARY, **{field: factor})
 
 
 @ALL
