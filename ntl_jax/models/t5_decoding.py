@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32, Int, Int32
 
 from ntl_jax.models.attention import visible_keys
+from ntl_jax.models.attention_choice import choose_implementation
 from ntl_jax.models.dropout import NO_DROPOUT
 from ntl_jax.models.layers import einsum_float32
 from ntl_jax.models.relative_bias import MASKED
@@ -25,11 +26,12 @@ class Slots(NamedTuple):
     """Keys and values of W beams' tokens, an array a layer.
 
     Heads stand before positions: so a head's keys lie together in memory, and a step
-    multiplies with them where they are.
+    multiplies with them where they are. A position's W beams lie side by side: so what
+    is filled lies at the front.
     """
 
-    keys: tuple[Float[Array, "B N W T H"], ...]
-    values: tuple[Float[Array, "B N W T H"], ...]
+    keys: tuple[Float[Array, "B N TW H"], ...]
+    values: tuple[Float[Array, "B N TW H"], ...]
 
 
 class T5Steps:
@@ -66,11 +68,13 @@ class T5Steps:
         last = jnp.array([length - 1], jnp.int32)
         places = jnp.arange(2 * length - 1, dtype=jnp.int32)
         self._bias = model.decoder.relative_bias(last, places)  # [1, N, 1, 2T-1]
+        self._by_kernel = self._chooses_kernel()
 
     def empty(self) -> Slots:
         """A cache without tokens."""
         config = self.model.config
-        shape = (self.batch, config.num_heads, self.beams, self.length, config.d_kv)
+        places = self.length * self.beams
+        shape = (self.batch, config.num_heads, places, config.d_kv)
         zeros = keep_heads(jnp.zeros(shape, self.dtype), rows=0, heads=1)
         zeros = (zeros,) * len(self._layers)
         return Slots(zeros, zeros)
@@ -92,7 +96,7 @@ class T5Steps:
             ancestry: which beam's slot holds each earlier token of a beam. So the
                 cache stays where it is when beams change places. None for one beam.
         """
-        bias = self._own_bias(position, ancestry)
+        visible = self._visible(position, ancestry)
         x = self.model.embed(tokens)  # [B, W, D]
         kept = []
         for layer, joined, source, keys, values in zip(
@@ -101,16 +105,24 @@ class T5Steps:
             q, k, v = self._project(layer.attention.norm(x), joined)
             keys, values = _write(keys, k, position), _write(values, v, position)
             kept.append((keys, values))
-            own = _attend(q, _flat(keys), _flat(values), bias=bias)
+            own = self._attend(q, keys, values, **visible)
             x = keep_cut(x + layer.attention.o(own))
             attention = layer.cross_attention
             q = attention.q(attention.norm(x)).reshape(q.shape)
             q = keep_heads(q, rows=0, heads=2)
-            cross = _attend(q, *source, seen=self._seen_source)
+            cross = self._attend(q, *source, seen=self._seen_source)
             x = x + attention.o(cross)
             x = keep_cut(layer.mlp(keep_cut(x), NO_DROPOUT))
         keys, values = zip(*kept, strict=True)
         return self.model.finish(x), Slots(keys, values)
+
+    def _chooses_kernel(self) -> bool:
+        config = self.model.config
+        if config.attention not in ("auto", "triton"):
+            return False
+        shape = (self.batch, self.beams, config.num_heads, config.d_kv)
+        q = jax.ShapeDtypeStruct(shape, self.dtype)
+        return choose_implementation(config.attention, q, q, scale=1.0) == "triton"
 
     def _project(self, normed, joined):
         config = self.model.config
@@ -119,15 +131,32 @@ class T5Steps:
         split = keep_heads(split, rows=0, heads=3)
         return split[:, :, 0], split[:, :, 1], split[:, :, 2]  # [B, W, N, H] each
 
-    def _own_bias(self, position, ancestry) -> Float32[Array, "#B N #W WT"]:
+    def _visible(self, position, ancestry) -> dict[str, Array]:
+        """The bias [1, N, 1, TW] of slots, who sees them, and how many are filled."""
         start = self.length - 1 - position
         row = jax.lax.dynamic_slice_in_dim(self._bias, start, self.length, axis=3)
         if ancestry is None:
-            return row  # [1, N, 1, T]
-        slot = jnp.arange(self.beams, dtype=jnp.int32)[None, None, None, :, None]
-        mine = ancestry[:, None, :, None, :] == slot  # [B, 1, W, W, T]
-        bias = jnp.where(mine, row[:, :, :, None, :], MASKED)  # [B, N, W, W, T]
-        return bias.reshape(*bias.shape[:3], -1)
+            return {"bias": row}
+        slot = jnp.arange(self.beams, dtype=jnp.int32)[None, None, None, None]
+        mine = ancestry[:, None, :, :, None] == slot  # [B, 1, W, T, W]
+        return {
+            "bias": jnp.repeat(row, self.beams, axis=3),
+            "seen": mine.reshape(*mine.shape[:3], -1),
+            "end": (position + 1) * self.beams,
+        }
+
+    def _attend(
+        self, q, keys, values, *, bias=None, seen=None, end=None
+    ) -> Float[Array, "B W E"]:
+        """Attention of queries [B, W, N, H] over keys and values [B, N, S, H]."""
+        if self._by_kernel:
+            # Pallas takes a second to import.
+            from ntl_jax.models.flash_decoding import attend_to_cache
+
+            mixed = attend_to_cache(q, keys, values, bias=bias, seen=seen, end=end)
+        else:
+            mixed = _attend(q, keys, values, bias, seen)
+        return mixed.reshape(*mixed.shape[:2], -1)
 
 
 def _unstacked(layers: nnx.Module, count: int) -> list[DecoderLayer]:
@@ -150,22 +179,17 @@ def _heads_first(keys, values):
 
 
 def _write(half, new, position):
-    """One token's keys or values [B, W, N, H] at their position of [B, N, W, T, H]."""
-    new = jnp.swapaxes(new, 1, 2)[:, :, :, None]
-    return jax.lax.dynamic_update_slice_in_dim(half, new, position, axis=3)
+    """One token's keys or values [B, W, N, H] at their position of [B, N, TW, H]."""
+    new = jnp.swapaxes(new, 1, 2)
+    start = position * new.shape[2]
+    return jax.lax.dynamic_update_slice_in_dim(half, new, start, axis=2)
 
 
-def _flat(half) -> Float[Array, "B N WT H"]:
-    batch, heads, _, _, width = half.shape
-    return half.reshape(batch, heads, -1, width)
-
-
-def _attend(q, keys, values, *, bias=None, seen=None) -> Float[Array, "B W E"]:
+def _attend(q, keys, values, bias, seen) -> Float[Array, "B W N H"]:
     scores = einsum_float32("BWNH,BNSH->BNWS", q, keys)
     if bias is not None:
         scores = scores + jnp.broadcast_to(bias, scores.shape)
     if seen is not None:
         scores = jnp.where(seen, scores, jnp.float32(MASKED))
     weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
-    mixed = jnp.einsum("BNWS,BNSH->BWNH", weights, values)
-    return mixed.reshape(*mixed.shape[:2], -1)
+    return jnp.einsum("BNWS,BNSH->BWNH", weights, values)
