@@ -140,14 +140,24 @@ def _continuations(state: _State, logits, ending: Ending) -> _Candidates:
     batch, beams, columns = logits.shape
     if columns < 2:
         raise ValueError(f"beam search needs 2 columns of logits; there are {columns}")
-    lse = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     # The best 2W of all are among the best 2W of each beam.
     held = ending.held_off(logits, state.count)
     best, ids = top_k(held, min(2 * beams, columns))  # [B, W, k]
-    scores = (best - lse + state.scores[..., None]).reshape(batch, -1)
+    log_sums = _log_sums(logits, best[..., :1], ending)
+    scores = (best - log_sums + state.scores[..., None]).reshape(batch, -1)
     scores, places = _best(scores, 2 * beams)
     tokens = _take(ids.reshape(batch, -1), places)
     return _Candidates(scores, places // best.shape[-1], tokens)
+
+
+def _log_sums(logits, best, ending: Ending) -> Float32[Array, "B W 1"]:
+    """`logsumexp`, without another pass in search of the largest logit."""
+    if ending.shortest > 0:  # it may be the end token's, held off
+        end = jnp.full_like(best, ending.token, jnp.int32)
+        end = jnp.take_along_axis(logits, end, axis=-1, mode="clip")
+        best = jnp.maximum(best, end)
+    sums = jnp.sum(jnp.exp(logits - best), axis=-1, keepdims=True)
+    return best + jnp.log(sums)
 
 
 def _finish(state: _State, candidates: _Candidates, stops, divisor) -> _Finished:

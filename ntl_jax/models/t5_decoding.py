@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Float32, Int, Int32
+from jaxtyping import Array, Float, Int, Int32
 
 from ntl_jax.models.attention import visible_keys
 from ntl_jax.models.attention_choice import choose_implementation
@@ -102,21 +102,21 @@ class T5Steps:
         for layer, joined, source, keys, values in zip(
             self._layers, self._inputs, self._source, *slots, strict=True
         ):
-            q, k, v = self._project(layer.attention.norm(x), joined)
-            keys, values = _write(keys, k, position), _write(values, v, position)
-            kept.append((keys, values))
-            own = self._attend(q, keys, values, **visible)
+            new = self._project(layer.attention.norm(x), joined)
+            own, *written = self._attend_to_own(new, keys, values, position, visible)
+            kept.append(written)
             x = keep_cut(x + layer.attention.o(own))
             attention = layer.cross_attention
-            q = attention.q(attention.norm(x)).reshape(q.shape)
+            q = attention.q(attention.norm(x)).reshape(new[:, :, 0].shape)
             q = keep_heads(q, rows=0, heads=2)
-            cross = self._attend(q, *source, seen=self._seen_source)
+            cross = self._attend_to_source(q, source)
             x = x + attention.o(cross)
             x = keep_cut(layer.mlp(keep_cut(x), NO_DROPOUT))
         keys, values = zip(*kept, strict=True)
         return self.model.finish(x), Slots(keys, values)
 
     def _chooses_kernel(self) -> bool:
+        # Kernels are imported only where they run: Pallas takes a second to import.
         config = self.model.config
         if config.attention not in ("auto", "triton"):
             return False
@@ -124,39 +124,42 @@ class T5Steps:
         q = jax.ShapeDtypeStruct(shape, self.dtype)
         return choose_implementation(config.attention, q, q, scale=1.0) == "triton"
 
-    def _project(self, normed, joined):
+    def _project(self, normed, joined) -> Float[Array, "B W 3 N H"]:
         config = self.model.config
         both = jnp.einsum("BWD,DCE->BWCE", normed, joined.astype(normed.dtype))
         split = both.reshape(*both.shape[:3], config.num_heads, config.d_kv)
-        split = keep_heads(split, rows=0, heads=3)
-        return split[:, :, 0], split[:, :, 1], split[:, :, 2]  # [B, W, N, H] each
+        return keep_heads(split, rows=0, heads=3)
 
     def _visible(self, position, ancestry) -> dict[str, Array]:
-        """The bias [1, N, 1, TW] of slots, who sees them, and how many are filled."""
+        """The bias [1, N, 1, TW] of slots and, of several beams, who sees them."""
         start = self.length - 1 - position
         row = jax.lax.dynamic_slice_in_dim(self._bias, start, self.length, axis=3)
         if ancestry is None:
             return {"bias": row}
         slot = jnp.arange(self.beams, dtype=jnp.int32)[None, None, None, None]
         mine = ancestry[:, None, :, :, None] == slot  # [B, 1, W, T, W]
-        return {
-            "bias": jnp.repeat(row, self.beams, axis=3),
-            "seen": mine.reshape(*mine.shape[:3], -1),
-            "end": (position + 1) * self.beams,
-        }
+        seen = mine.reshape(*mine.shape[:3], -1)
+        return {"bias": jnp.repeat(row, self.beams, axis=3), "seen": seen}
 
-    def _attend(
-        self, q, keys, values, *, bias=None, seen=None, end=None
-    ) -> Float[Array, "B W E"]:
-        """Attention of queries [B, W, N, H] over keys and values [B, N, S, H]."""
+    def _attend_to_own(self, new, keys, values, position, visible):
+        """What the new tokens take of a cache, and the cache with them."""
         if self._by_kernel:
-            # Pallas takes a second to import.
             from ntl_jax.models.flash_decoding import attend_to_cache
 
-            mixed = attend_to_cache(q, keys, values, bias=bias, seen=seen, end=end)
+            mixed, keys, values = attend_to_cache(
+                new, keys, values, position=position, **visible
+            )
         else:
-            mixed = _attend(q, keys, values, bias, seen)
-        return mixed.reshape(*mixed.shape[:2], -1)
+            q, k, v = (new[:, :, i] for i in range(3))  # [B, W, N, H] each
+            keys, values = _write(keys, k, position), _write(values, v, position)
+            mixed = _attend(q, keys, values, **visible)
+        return _joined_heads(mixed), keys, values
+
+    def _attend_to_source(self, q, source) -> Float[Array, "B W E"]:
+        attend = _attend
+        if self._by_kernel:
+            from ntl_jax.models.flash_decoding import attend_to_source as attend
+        return _joined_heads(attend(q, *source, seen=self._seen_source))
 
 
 def _unstacked(layers: nnx.Module, count: int) -> list[DecoderLayer]:
@@ -185,7 +188,11 @@ def _write(half, new, position):
     return jax.lax.dynamic_update_slice_in_dim(half, new, start, axis=2)
 
 
-def _attend(q, keys, values, bias, seen) -> Float[Array, "B W N H"]:
+def _joined_heads(mixed) -> Float[Array, "B W E"]:
+    return mixed.reshape(*mixed.shape[:2], -1)
+
+
+def _attend(q, keys, values, *, bias=None, seen=None) -> Float[Array, "B W N H"]:
     scores = einsum_float32("BWNH,BNSH->BNWS", q, keys)
     if bias is not None:
         scores = scores + jnp.broadcast_to(bias, scores.shape)

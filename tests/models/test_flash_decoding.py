@@ -14,99 +14,125 @@ from jax.sharding import PartitionSpec as P
 from ntl_jax.generate import generate
 from ntl_jax.generate.programs import by_beams
 from ntl_jax.models import T5Config, flash_decoding, init_params, t5_decoding
-from ntl_jax.models.flash_decoding import attend_to_cache
+from ntl_jax.models.flash_decoding import attend_to_cache, attend_to_source
 
 # Later versions of JAX announce the end of Pallas' way to Triton.
 pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend")
 TOLERANCE = 1e-5
-ROWS, BEAMS, HEADS, WIDTH = 2, 3, 4, 16
-interpreted = partial(attend_to_cache, keys_a_tile=16, interpret=True)
+ROWS, BEAMS, HEADS, WIDTH, LENGTH = 2, 3, 4, 16, 14
+SLOTS = BEAMS * LENGTH  # two tiles of 16 and a part of one
+INTERPRETED = {"keys_a_tile": 16, "interpret": True}
+over_cache = partial(attend_to_cache, **INTERPRETED)
+over_source = partial(attend_to_source, **INTERPRETED)
 
 
 def drawn(sources: int, dtype="float32", rows: int = ROWS):
-    """Queries, keys, values and a bias."""
+    """q, k and v of new tokens in one; keys and values; a bias."""
     draw = np.random.default_rng(7).standard_normal
-    shapes = (rows, BEAMS, HEADS, WIDTH), *[(rows, HEADS, sources, WIDTH)] * 2
-    q, keys, values = (jnp.asarray(draw(shape), dtype) for shape in shapes)
-    return q, keys, values, jnp.asarray(draw((1, HEADS, 1, sources)), jnp.float32)
+    shapes = (rows, BEAMS, 3, HEADS, WIDTH), *[(rows, HEADS, sources, WIDTH)] * 2
+    arrays = [jnp.asarray(draw(shape), dtype) for shape in shapes]
+    return *arrays, jnp.asarray(draw((1, HEADS, 1, sources)), jnp.float32)
 
 
 def seen_by(beams: int, sources: int, rows: int = ROWS):
-    """Every beam sees other keys; the first key is seen by all."""
+    """Every beam sees other keys."""
     draw = np.random.default_rng(8).random((rows, 1, beams, sources))
-    return jnp.asarray(draw > 0.4).at[..., 0].set(True)
+    return jnp.asarray(draw > 0.4)
 
 
-def plain(q, keys, values, *, bias=None, seen=None):
-    return t5_decoding._attend(q, keys, values, bias, seen)
+def plain_over_cache(new, keys, values, *, position, bias, seen):
+    q, k, v = (new[:, :, i] for i in range(3))
+    keys, values = (
+        t5_decoding._write(half, of_new, position)
+        for half, of_new in ((keys, k), (values, v))
+    )
+    slots = jnp.arange(SLOTS)[None]
+    own = slots == position * BEAMS + jnp.arange(BEAMS)[:, None]
+    seen = (seen & (slots < position * BEAMS)[None, None]) | own[None, None]
+    return t5_decoding._attend(q, keys, values, bias=bias, seen=seen), keys, values
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_over_a_cache_that_is_filled_in_part(dtype):
-    sources, end = 44, 21  # two tiles of three, and none of them full
-    q, keys, values, bias = drawn(sources, dtype)
-    filled = (jnp.arange(sources) < end)[None, None, None]
-    seen = seen_by(BEAMS, sources) & filled
-    want = plain(q, keys, values, bias=bias, seen=seen)
-    # Tiles without a filled key are not even read.
-    unread = (jnp.arange(sources) >= 32)[None, None, :, None]
-    keys, values = (jnp.where(unread, jnp.nan, x) for x in (keys, values))
-    run = jax.jit(interpreted)
-    got = run(q, keys, values, bias=bias, seen=seen, end=jnp.int32(end))
-    assert got.dtype == want.dtype
-    largest = float(jnp.abs(want.astype(jnp.float32)).max())
-    tolerance = TOLERANCE if dtype == "float32" else 0.01 * largest
-    chex.assert_trees_all_close(*_float32(got, want), atol=tolerance)
-    # Another beam's keys give something else: the comparison can fail.
-    other = run(q, keys, values, bias=bias, seen=seen[:, :, ::-1], end=jnp.int32(end))
-    assert jnp.abs(jnp.subtract(*_float32(other, want))).max() > 10 * tolerance
+@pytest.mark.parametrize("position", [0, 6, LENGTH - 1])
+def test_over_a_cache(position, dtype):
+    *operands, bias = drawn(SLOTS, dtype)
+    given = {"position": jnp.int32(position), "bias": bias}
+    seen = seen_by(BEAMS, SLOTS)
+    want = plain_over_cache(*operands, **given, seen=seen)
+    got = over_cache(*operands, **given, seen=seen)
+    assert [x.dtype for x in got] == [x.dtype for x in want]
+    tolerance = TOLERANCE if dtype == "float32" else 0.02
+    chex.assert_trees_all_close(got[0], want[0], atol=tolerance)
+    assert all(np.array_equal(g, w) for g, w in zip(got[1:], want[1:], strict=True))
+    if position:  # what other beams see gives something else: it can fail
+        other = over_cache(*operands, **given, seen=seen[:, :, ::-1])
+        assert jnp.abs(other[0] - want[0]).max() > 10 * tolerance
 
 
-def _float32(*arrays):
-    return [x.astype(jnp.float32) for x in arrays]
+def test_slots_that_are_not_filled_are_not_read():
+    *operands, bias = drawn(SLOTS)
+    given = {"position": jnp.int32(6), "bias": bias, "seen": seen_by(BEAMS, SLOTS)}
+    want = over_cache(*operands, **given)[0]
+    empty = (np.arange(SLOTS) >= 6 * BEAMS)[None, None, :, None]
+    operands[1:] = [jnp.where(empty, jnp.nan, half) for half in operands[1:]]
+    assert np.array_equal(over_cache(*operands, **given)[0], want)
 
 
 @pytest.mark.parametrize("sources", [37, 48])
 def test_over_a_source_that_all_beams_see_alike(sources):
-    q, keys, values, _ = drawn(sources)
+    new, keys, values, _ = drawn(sources)
+    q = new[:, :, 0]
     seen = seen_by(1, sources).at[1].set(False)  # a row that sees nothing
     for given in (seen, None):
-        got = interpreted(q, keys, values, seen=given)
-        want = plain(q, keys, values, seen=given)
+        got = over_source(q, keys, values, seen=given)
+        want = t5_decoding._attend(q, keys, values, seen=given)
         chex.assert_trees_all_close(got, want, atol=TOLERANCE)
 
 
 def test_under_vmap():
-    q, keys, values, bias = (jnp.stack([x, 2 * x]) for x in drawn(20))
+    *operands, bias = (jnp.stack([x, 2 * x]) for x in drawn(SLOTS))
+    seen = seen_by(BEAMS, SLOTS)
 
     def both(attend):
-        return jax.vmap(lambda *x: attend(*x[:3], bias=x[3]))(q, keys, values, bias)
+        def one(*x):
+            return attend(*x[:-1], position=jnp.int32(4), bias=x[-1], seen=seen)
 
-    chex.assert_trees_all_close(both(interpreted), both(plain), atol=TOLERANCE)
+        return jax.vmap(one)(*operands, bias)
+
+    chex.assert_trees_all_close(both(over_cache), both(plain_over_cache), atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(2, 4), pytest.param((8, 1), marks=pytest.mark.slow)])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("shape", [(2, 4), pytest.param((8, 1), marks=SLOW)])
 def test_devices_attend_with_their_own_rows_and_heads(shape):
     mesh = jax.make_mesh(shape, ("data", "tensor"), (AxisType.Auto,) * 2)
-    operands, seen = drawn(20, rows=8), seen_by(BEAMS, 20, rows=8)
-    q, rest, across = P("data", None, "tensor"), P("data", "tensor"), P(None, "tensor")
-    placed = [
+    mixed, keys = P("data", None, "tensor"), P("data", "tensor")
+    new, across = P("data", None, None, "tensor"), P(None, "tensor")
+    specs = [new, keys, keys, across, P("data")]
+    *operands, bias, seen = (
         jax.device_put(x, NamedSharding(mesh, spec))
-        for x, spec in zip((*operands, seen), (q, rest, rest, across, P("data")))
-    ]
+        for x, spec in zip(
+            (*drawn(SLOTS, rows=8), seen_by(BEAMS, SLOTS, rows=8)), specs, strict=True
+        )
+    )
 
-    def attend(q, keys, values, bias, seen):
-        return interpreted(q, keys, values, bias=bias, seen=seen, end=jnp.int32(20))
+    def attend(*x, bias, seen):
+        own = over_cache(*x, position=jnp.int32(6), bias=bias, seen=seen)
+        return *own, over_source(own[0], *own[1:], seen=seen[:, :, :1])
 
-    program = jax.jit(attend).lower(*placed).compile()
+    program = jax.jit(attend).lower(*operands, bias=bias, seen=seen).compile()
     assert not re.search("all-|reduce-scatter|collective-permute", program.as_text())
-    got = program(*placed)
-    assert got.sharding.is_equivalent_to(NamedSharding(mesh, q), 4)
-    want = plain(*operands[:3], bias=operands[3], seen=seen)
-    chex.assert_trees_all_close(got, want, atol=TOLERANCE)
+    got = program(*operands, bias=bias, seen=seen)
+    for array, spec in zip(got, (mixed, keys, keys, mixed), strict=True):
+        assert array.sharding.is_equivalent_to(NamedSharding(mesh, spec), 4)
+    want = plain_over_cache(*operands, position=6, bias=bias, seen=seen)
+    cross = t5_decoding._attend(*want, seen=seen[:, :, :1])
+    chex.assert_trees_all_close(got, (*want, cross), atol=TOLERANCE)
 
 
-def test_beams_found_with_the_kernel_are_the_plain_program_s(monkeypatch):
+def test_beams_found_with_the_kernels_are_the_plain_program_s(monkeypatch):
     config = T5Config(
         vocab_size=50,
         d_model=16,
@@ -129,14 +155,18 @@ def test_beams_found_with_the_kernel_are_the_plain_program_s(monkeypatch):
     want = found()
     calls = []
 
-    def attend(*operands, **options):
-        calls.append(options)
-        return interpreted(*operands, **options)
+    def counted(attend):
+        def call(*operands, **given):
+            calls.append(attend)
+            return attend(*operands, **given)
+
+        return call
 
     monkeypatch.setattr(t5_decoding.T5Steps, "_chooses_kernel", lambda self: True)
-    monkeypatch.setattr(flash_decoding, "attend_to_cache", attend)
+    monkeypatch.setattr(flash_decoding, "attend_to_cache", counted(over_cache))
+    monkeypatch.setattr(flash_decoding, "attend_to_source", counted(over_source))
     got = found()
-    assert len(calls) == 4  # of each layer: over the cache, over the source
+    assert calls == [over_cache, over_source] * 2  # in each layer
     chex.assert_trees_all_close(got, want, atol=TOLERANCE)
 
 
@@ -149,18 +179,20 @@ CARD = jax.sharding.AbstractMesh(
 
 
 @pytest.mark.parametrize(("width", "dtype"), [(64, "bfloat16"), (128, "float32")])
-def test_the_kernel_is_translated_for_cuda(width, dtype):
+def test_the_kernels_are_translated_for_cuda(width, dtype):
+    new = jax.ShapeDtypeStruct((2, 5, 3, 4, width), dtype)
     keys = jax.ShapeDtypeStruct((2, 4, 100, width), dtype)
-    q = jax.ShapeDtypeStruct((2, 5, 4, width), dtype)
     bias = jax.ShapeDtypeStruct((1, 4, 1, 100), jnp.float32)
     seen = jax.ShapeDtypeStruct((2, 1, 5, 100), bool)
-    end = jax.ShapeDtypeStruct((), jnp.int32)
+    position = jax.ShapeDtypeStruct((), jnp.int32)
 
-    def attend(q, keys, bias, seen, end):
-        own = attend_to_cache(q, keys, keys, bias=bias, seen=seen, end=end)
-        return own + attend_to_cache(q, keys, keys, seen=seen[:, :, :1])
+    def attend(new, keys, bias, seen, position):
+        given = {"position": position, "bias": bias, "seen": seen}
+        own, *cache = attend_to_cache(new, keys, keys, **given)
+        return own, cache, attend_to_source(own, *cache, seen=seen[:, :, :1])
 
     with jax.sharding.use_abstract_mesh(CARD):
-        traced = jax.jit(attend).trace(q, keys, bias, seen, end)
+        traced = jax.jit(attend).trace(new, keys, bias, seen, position)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count('name = "ntl_attention_to_cache"') == 2
+    for name in ("ntl_attention_to_cache", "ntl_attention_to_source"):
+        assert text.count(f'name = "{name}"') == 1
