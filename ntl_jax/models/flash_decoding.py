@@ -1,6 +1,6 @@
 """A decoding step's attention as Pallas kernels for NVIDIA GPUs, W beams a row.
 
-One program a row and head: the queries of all beams meet the keys where these lie. Keys
+One program a row and head: the queries of its beams meet the keys where these lie. Keys
 that are not there yet are not read, new ones are written on the way, and scores are
 not written at all.
 Source: Dao et al. 2022 (FlashAttention), the forward pass alone.
@@ -24,7 +24,7 @@ from ntl_jax.models.flash_tiles import Span, Tile, dot, load, store
 from ntl_jax.models.relative_bias import MASKED
 
 _LOG2_E = math.log2(math.e)
-_SMALLEST_TILE = 16  # of the matrix units
+_BEAMS = 16  # of one program: the fewest that the matrix units take
 
 
 class _Own(NamedTuple):
@@ -132,8 +132,7 @@ def attend_to_cache(
 def _options(new, keys_a_tile: int | None, interpret: bool) -> _Options:
     if keys_a_tile is None:
         keys_a_tile = 64 if new.shape[-1] * new.dtype.itemsize <= 256 else 32
-    queries = max(_SMALLEST_TILE, pl.next_power_of_2(new.shape[1]))
-    return _Options(Tile(queries, keys_a_tile), interpret)
+    return _Options(Tile(_BEAMS, keys_a_tile), interpret)
 
 
 def _run(x: _Operands, options: _Options) -> tuple[Array, ...]:
@@ -153,7 +152,7 @@ def _attend(x: _Operands, options: _Options) -> tuple[Array, ...]:
     mixed, cache = like((batch, beams, heads, width)), like(x.keys.shape)
     return pl.pallas_call(
         partial(_kernel, tile=tile),
-        grid=(heads, batch),
+        grid=(pl.cdiv(beams, tile.queries), heads, batch),
         out_shape=(mixed, cache, cache) if x.own else (mixed,),
         input_output_aliases={1: 1, 2: 2} if x.own else {},
         compiler_params=plgpu.CompilerParams(
@@ -170,9 +169,9 @@ def _attend(x: _Operands, options: _Options) -> tuple[Array, ...]:
 
 
 def _kernel(x: _Operands, out_ref, *cache_refs, tile: Tile):
-    """All queries of a row and head: a running maximum, and sums that follow it."""
-    head, row = pl.program_id(0), pl.program_id(1)
-    queries = Span(0, tile.queries, x.new.shape[1])
+    """Queries of a row and head: a running maximum, and sums that follow it."""
+    head, row = pl.program_id(1), pl.program_id(2)
+    queries = Span(pl.program_id(0) * tile.queries, tile.queries, x.new.shape[1])
     q = _part(x, 0, row, head, queries)
     filled = x.keys.shape[2]
     start = (
@@ -216,7 +215,7 @@ def _part(x: _Operands, c: int, row, head, queries: Span) -> Float[Array, "Q H"]
 def _write(x: _Operands, own: _Own, cache_refs, row, head, queries: Span, filled):
     """Writes the new tokens, and gives the sums over what each sees of them: itself."""
     q, k, v = (_part(x, c, row, head, queries) for c in range(3))
-    slots = pl.ds(filled, queries.size)
+    slots = pl.ds(filled + queries.start, queries.size)
     for ref, new in zip(cache_refs, (k, v), strict=True):
         store(ref.at[row, head, slots, :], new, queries.inside)
     q, k, v = (y.astype(jnp.float32) for y in (q, k, v))

@@ -1,5 +1,6 @@
 """The kernel of decoding's attention, interpreted, against the plain program."""
 
+import dataclasses
 import re
 from functools import partial
 
@@ -26,10 +27,10 @@ over_cache = partial(attend_to_cache, **INTERPRETED)
 over_source = partial(attend_to_source, **INTERPRETED)
 
 
-def drawn(sources: int, dtype="float32", rows: int = ROWS):
+def drawn(sources: int, dtype="float32", rows: int = ROWS, beams: int = BEAMS):
     """q, k and v of new tokens in one; keys and values; a bias."""
     draw = np.random.default_rng(7).standard_normal
-    shapes = (rows, BEAMS, 3, HEADS, WIDTH), *[(rows, HEADS, sources, WIDTH)] * 2
+    shapes = (rows, beams, 3, HEADS, WIDTH), *[(rows, HEADS, sources, WIDTH)] * 2
     arrays = [jnp.asarray(draw(shape), dtype) for shape in shapes]
     return *arrays, jnp.asarray(draw((1, HEADS, 1, sources)), jnp.float32)
 
@@ -46,9 +47,9 @@ def plain_over_cache(new, keys, values, *, position, bias, seen):
         t5_decoding._write(half, of_new, position)
         for half, of_new in ((keys, k), (values, v))
     )
-    slots = jnp.arange(SLOTS)[None]
-    own = slots == position * BEAMS + jnp.arange(BEAMS)[:, None]
-    seen = (seen & (slots < position * BEAMS)[None, None]) | own[None, None]
+    beams, slots = new.shape[1], jnp.arange(keys.shape[2])[None]
+    own = slots == position * beams + jnp.arange(beams)[:, None]
+    seen = (seen & (slots < position * beams)[None, None]) | own[None, None]
     return t5_decoding._attend(q, keys, values, bias=bias, seen=seen), keys, values
 
 
@@ -67,6 +68,14 @@ def test_over_a_cache(position, dtype):
     if position:  # what other beams see gives something else: it can fail
         other = over_cache(*operands, **given, seen=seen[:, :, ::-1])
         assert jnp.abs(other[0] - want[0]).max() > 10 * tolerance
+
+
+def test_more_beams_than_a_program_takes():
+    beams, slots = 20, 60
+    *operands, bias = drawn(slots, beams=beams)
+    given = {"position": jnp.int32(2), "bias": bias, "seen": seen_by(beams, slots)}
+    want = plain_over_cache(*operands, **given)
+    chex.assert_trees_all_close(over_cache(*operands, **given), want, atol=TOLERANCE)
 
 
 def test_slots_that_are_not_filled_are_not_read():
@@ -132,25 +141,27 @@ def test_devices_attend_with_their_own_rows_and_heads(shape):
     chex.assert_trees_all_close(got, (*want, cross), atol=TOLERANCE)
 
 
+CONFIG = T5Config(
+    vocab_size=50,
+    d_model=16,
+    d_kv=16,
+    d_ff=32,
+    num_layers=2,
+    num_decoder_layers=2,
+    num_heads=2,
+    dtype="float32",
+)
+
+
 def test_beams_found_with_the_kernels_are_the_plain_program_s(monkeypatch):
-    config = T5Config(
-        vocab_size=50,
-        d_model=16,
-        d_kv=16,
-        d_ff=32,
-        num_layers=2,
-        num_decoder_layers=2,
-        num_heads=2,
-        dtype="float32",
-    )
-    params = init_params(config, jax.random.key(0))
+    params = init_params(CONFIG, jax.random.key(0))
     ids = np.random.default_rng(1).integers(2, 50, (3, 9), dtype=np.int32)
     mask = np.arange(9) < np.array([[9], [4], [7]])
 
     def found():
         by_beams.clear_cache()  # of what was traced with the other program
         options = {"num_beams": 3, "return_scores": True, "max_new_tokens": 7}
-        return generate(config, params, ids, attention_mask=mask, **options)
+        return generate(CONFIG, params, ids, attention_mask=mask, **options)
 
     want = found()
     calls = []
@@ -180,10 +191,10 @@ CARD = jax.sharding.AbstractMesh(
 
 @pytest.mark.parametrize(("width", "dtype"), [(64, "bfloat16"), (128, "float32")])
 def test_the_kernels_are_translated_for_cuda(width, dtype):
-    new = jax.ShapeDtypeStruct((2, 5, 3, 4, width), dtype)
+    new = jax.ShapeDtypeStruct((2, 20, 3, 4, width), dtype)
     keys = jax.ShapeDtypeStruct((2, 4, 100, width), dtype)
     bias = jax.ShapeDtypeStruct((1, 4, 1, 100), jnp.float32)
-    seen = jax.ShapeDtypeStruct((2, 1, 5, 100), bool)
+    seen = jax.ShapeDtypeStruct((2, 1, 20, 100), bool)
     position = jax.ShapeDtypeStruct((), jnp.int32)
 
     def attend(new, keys, bias, seen, position):
@@ -196,3 +207,26 @@ def test_the_kernels_are_translated_for_cuda(width, dtype):
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     for name in ("ntl_attention_to_cache", "ntl_attention_to_source"):
         assert text.count(f'name = "{name}"') == 1
+
+
+@pytest.mark.parametrize(
+    ("beams", "changes", "count"),
+    [
+        (2, {}, 4),
+        (2, {"attention": "xla"}, 0),
+        (2, {"dtype": "float32"}, 0),
+        (1, {}, 0),
+    ],
+)
+def test_several_beams_in_bfloat16_take_the_kernels_on_a_gpu(beams, changes, count):
+    config = dataclasses.replace(CONFIG, **{"dtype": "bfloat16"} | changes)
+    params = jax.eval_shape(partial(init_params, config), jax.random.key(0))
+    ids = jax.ShapeDtypeStruct((3, 9), jnp.int32)
+
+    def answer(params, ids):
+        return generate(config, params, ids, max_new_tokens=5, num_beams=beams).tokens
+
+    with jax.sharding.use_abstract_mesh(CARD):
+        traced = jax.jit(answer).trace(params, ids)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count('name = "ntl_attention_to_') == count
