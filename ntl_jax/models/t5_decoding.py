@@ -116,7 +116,7 @@ class T5Steps:
         return self.model.finish(x), Slots(keys, values)
 
     def _chooses_kernel(self) -> bool:
-        # Kernels are imported only where they run: Pallas takes a second to import.
+        """Whether kernels attend: to several beams, on GPUs, as the config asks."""
         config = self.model.config
         if config.attention not in ("auto", "triton"):
             return False
@@ -144,6 +144,7 @@ class T5Steps:
     def _attend_to_own(self, new, keys, values, position, visible):
         """What the new tokens take of a cache, and the cache with them."""
         if self._by_kernel:
+            # Only where kernels run: Pallas takes a second to import.
             from ntl_jax.models.flash_decoding import attend_to_cache
 
             mixed, keys, values = attend_to_cache(
