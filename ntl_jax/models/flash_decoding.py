@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int8, Int32
 
 from ntl_jax.models.flash_tiles import Span, Tile, dot, load, store
 from ntl_jax.models.relative_bias import MASKED
+from ntl_jax.sharding import BATCH_AXES, TENSOR_AXIS, data_shards, known_mesh
 
 _LOG2_E = math.log2(math.e)
 _BEAMS = 16  # of one program: the fewest that the matrix units take
@@ -245,30 +246,33 @@ def _scores(x: _Operands, products, slices, queries: Span, inside):
 
 @lru_cache(maxsize=256)
 def _program(tree: Any, options: _Options, *, own: bool, masked: bool):
-    """`_attend` of flat operands: XLA's partitioner may cut rows, and heads."""
+    """`_attend` of flat operands, cut by rows and heads: see `flash_partition`."""
 
-    @custom_partitioning
-    def whole(*leaves):
+    def places(rows, heads):
+        keys = P(rows, heads)
+        results = [P(rows, None, heads), keys, keys] if own else [P(rows, None, heads)]
+        more = [P(), P(heads), P(rows)] if own else [P(rows)] * masked
+        return (P(rows, None, None, heads), keys, keys, *more), tuple(results)
+
+    def run(*leaves):
         return _attend(jax.tree.unflatten(tree, leaves), options)
+
+    whole = custom_partitioning(run)
 
     def partition(mesh, arguments, _):
         spec = arguments[0].sharding.spec
         rows, _, _, heads, _ = (*spec, *(None,) * (5 - len(spec)))
-        keys = P(rows, heads)
-        results = [P(rows, None, heads), keys, keys] if own else [P(rows, None, heads)]
-        more = [P(), P(heads), P(rows)] if own else [P(rows)] * masked
-        places = [P(rows, None, None, heads), keys, keys, *more]
 
         def shard(*leaves):
             # Which GPU it is, where the compiler has none to ask.
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-                return _attend(jax.tree.unflatten(tree, leaves), options)
+                return run(*leaves)
 
-        results, places = (
+        operands, results = (
             tuple(NamedSharding(mesh, spec) for spec in specs)
-            for specs in (results, places)
+            for specs in places(rows, heads)
         )
-        return mesh, shard, results, places
+        return mesh, shard, results, operands
 
     keys, mixed = ["b n s h"] * 2, "b w n h"
     more = ["e", "n s", "b w s"] if own else ["b s"] * masked
@@ -282,4 +286,20 @@ def _program(tree: Any, options: _Options, *, own: bool, masked: bool):
         sharding_rule=rule,
         need_replication_factors=("w", "c", "h", "s", *["e"] * own),
     )
-    return sequential_vmap(whole)
+
+    @sequential_vmap
+    def call(*leaves):
+        mesh = known_mesh()
+        if mesh is None:
+            return whole(*leaves)
+        batch, _, _, count, _ = leaves[0].shape
+        operands, results = places(
+            BATCH_AXES if batch % data_shards(mesh) == 0 else None,
+            TENSOR_AXIS if count % mesh.shape[TENSOR_AXIS] == 0 else None,
+        )
+        mapped = jax.shard_map(
+            run, mesh=mesh, in_specs=operands, out_specs=results, check_vma=False
+        )
+        return mapped(*leaves)
+
+    return call

@@ -32,9 +32,8 @@ def answer(config, beams: int, length: int):
     return partial(beam_search, config, num_beams=beams, **fixed)
 
 
-def measure(name: str, beams: int, rows: int, source: int, length: int, rounds: int):
-    """One line of the table."""
-    config = SIZES[name](dtype="bfloat16")
+def measure(config, beams: int, rows: int, source: int, length: int, rounds: int):
+    """Of one line of the table, but for the model's name."""
     params = jax.jit(init_params, static_argnums=0)(config, jax.random.key(0))
     draw = np.random.default_rng(0)
     ids = draw.integers(2, 32_000, (rows, source), dtype=np.int32)
@@ -42,11 +41,11 @@ def measure(name: str, beams: int, rows: int, source: int, length: int, rounds: 
     function = answer(config, beams, length)
     tokens = np.asarray(function(params, ids))
     if tokens.shape != (rows, length) or (tokens == config.eos_token_id).any():
-        raise RuntimeError(f"{name}: answers have ended, or are {tokens.shape}")
+        raise RuntimeError(f"answers of {config} have ended, or are {tokens.shape}")
     timing = time_call(function, params, ids, rounds=rounds)
     rate = rows * length / timing.ms * 1e3
     numbers = (timing.ms, timing.spread, rate, timing.ms / length)
-    return dict(zip(COLUMNS, (name, beams, *numbers), strict=True))
+    return dict(zip(COLUMNS[1:], (beams, *numbers), strict=True))
 
 
 def main() -> None:
@@ -56,6 +55,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--source", type=int, default=SOURCE)
     parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS)
+    parser.add_argument("--attention", default="auto")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out", default=os.environ.get("OUT", "."))
     options = parser.parse_args()
@@ -67,7 +67,8 @@ def main() -> None:
     lines = []
     for name in options.models:
         for beams in options.beams:
-            line = measure(name, beams, *sizes, options.rounds)
+            config = SIZES[name](dtype="bfloat16", attention=options.attention)
+            line = {"model": name} | measure(config, beams, *sizes, options.rounds)
             lines.append(line)
             print(
                 f"| {name} | {beams} | {line['ms']:.2f} | {line['spread']:.1%} | "
