@@ -14,8 +14,10 @@ from ntl_jax.losses.positions import (
     safe_labels,
 )
 from ntl_jax.losses.rows import (
+    around,
     at_or_after,
     at_or_before,
+    count_since,
     row_index,
     running_count,
     shift,
@@ -125,10 +127,9 @@ def number_spans(
     # What is true at the start of a run comes along with its position.
     sign = _negative(kinds, linked, segment_ids).astype(jnp.int32)
     noted = 4 * t + 2 * point.astype(jnp.int32) + sign
-    last = ~shift(follows, -1)
-    noted = at_or_before(~follows, noted)
+    noted, coming = around(jnp.where(follows, -1, noted))
     start, leads, negative = noted >> 2, (noted & 2) != 0, (noted & 1) != 0
-    end = at_or_after(last, t)
+    end = jnp.minimum(coming >> 2, labels.shape[-1]) - 1
     if commas or points in ("between", "always"):
         left, length, dot, place = _counts(digit, point, start, end, follows)
     else:
@@ -265,9 +266,7 @@ def _joining_points(
     # In a chain of digits and points the first of every two points is a decimal point.
     chain = digit | joins
     begins = ~(chain & shift(chain, 1) & linked)
-    count = running_count(joins)
-    passed = count - at_or_before(begins, count - joins.astype(jnp.int32))
-    odd = passed % 2 == 1
+    odd = count_since(begins, joins) % 2 == 1
     return joins & odd, odd
 
 

@@ -33,6 +33,28 @@ def test_the_nearest_masked_position(width):
     np.testing.assert_array_equal(rows.running_count(mask), count)
 
 
+@pytest.mark.parametrize("width", [0, 1, 7, 512, 513])
+def test_the_marks_around_and_the_count_since_one(width):
+    mask, x = draw(width)
+    marks = np.where(mask, x + np.arange(width), -1).astype(np.int32)  # rising
+    begins = mask.copy()
+    begins[:, :1] = True
+    counted = draw(width + 1)[0][:, 1:]
+    before, after, since = np.full_like(x, -1), np.full_like(x, FAR), np.zeros_like(x)
+    for row in range(3):
+        for t in range(width):
+            before[row, t] = marks[row, : t + 1].max()
+            coming = marks[row, t + 1 :][mask[row, t + 1 :]]
+            after[row, t] = coming[0] if len(coming) else FAR
+            begin = np.flatnonzero(begins[row, : t + 1])[-1]
+            since[row, t] = counted[row, begin : t + 1].sum()
+    found = rows.around(jnp.asarray(marks))
+    np.testing.assert_array_equal(found[0], before)
+    np.testing.assert_array_equal(found[1], after)
+    count = rows.count_since(jnp.asarray(begins), jnp.asarray(counted))
+    np.testing.assert_array_equal(count, since)
+
+
 def test_shifts_fill_what_comes_from_beyond():
     x = jnp.array([[1, 2, 3]])
     assert rows.shift(x, 1, 9).tolist() == [[9, 1, 2]]
