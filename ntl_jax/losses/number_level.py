@@ -8,10 +8,14 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.digit_tokens import check_digits, negative_power_of_ten
 from ntl_jax.losses.magnitude import magnitude
-from ntl_jax.losses.number_softmax import finish, number_probabilities
+from ntl_jax.losses.number_softmax import (
+    finish,
+    less_the_largest,
+    logits_of_numbers,
+    softmax_mean,
+)
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import NumberTargets, number_targets, token_weights
-from ntl_jax.losses.predict_numbers import expected_value
 from ntl_jax.losses.reduction import Reduction
 from ntl_jax.losses.rows import row_index, shift
 from ntl_jax.losses.run_sums import from_first, run_sums
@@ -265,7 +269,8 @@ def _expected_digits(
     stats: NumberStats, digits: NumberTargets, vocab: NumberVocab
 ) -> Float32[Array, "*B T"]:
     """sum_k q_k v_k at the digits that count."""
-    return expected_value(number_probabilities(stats, digits, "numbers"), vocab)
+    z = less_the_largest(logits_of_numbers(stats, digits))  # [*B, T, K]
+    return softmax_mean(z, jnp.broadcast_to(jnp.asarray(vocab.values), z.shape))
 
 
 def _only(

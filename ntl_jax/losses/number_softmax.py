@@ -16,6 +16,14 @@ Support = Literal["numbers", "full"]
 ELSEWHERE = 1.01
 
 
+def logits_of_numbers(
+    stats: NumberStats, targets: NumberTargets
+) -> Float32[Array, "*B K"]:
+    """The number logits at the targets; zeros, without a gradient, elsewhere."""
+    check_stats(stats)
+    return jnp.where(targets.mask[..., None], stats.number_logits, 0.0)
+
+
 def number_probabilities(
     stats: NumberStats, targets: NumberTargets, support: Support
 ) -> Float32[Array, "*B K"]:
@@ -35,15 +43,51 @@ def number_probabilities(
     Raises:
         ValueError: for any other support.
     """
-    check_stats(stats)
-    mask = targets.mask[..., None]  # [*B, 1]
-    logits = jnp.where(mask, stats.number_logits, 0.0)  # [*B, K]
+    logits = logits_of_numbers(stats, targets)  # [*B, K]
     if support == "numbers":
         return jax.nn.softmax(logits, axis=-1)
     if support == "full":
-        lse = jnp.where(mask, stats.lse[..., None], jnp.log(logits.shape[-1]))
-        return jnp.exp(logits - lse)
+        lse = jnp.where(targets.mask, stats.lse, jnp.log(logits.shape[-1]))
+        return jnp.exp(logits - lse[..., None])
     raise ValueError(f"support must be 'numbers' or 'full', not {support!r}.")
+
+
+def less_the_largest(logits: Float32[Array, "*B K"]) -> Float32[Array, "*B K"]:
+    """Logits of the same softmax, of which the largest is 0."""
+    return logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+
+
+@jax.custom_vjp
+def softmax_mean(
+    logits: Float32[Array, "*B K"], x: Float32[Array, "*B K"]
+) -> Float32[Array, "*B"]:
+    """sum_k q_k x_k, where q is the softmax of the logits.
+
+    On the way back q is made anew, and never written to memory.
+
+    Args:
+        logits: [*B, K], the largest of which is about 0, as `less_the_largest` has it.
+        x: [*B, K], constants: they get no gradient.
+
+    Returns:
+        f32[*B], in the units of x.
+    """
+    return _softmax_mean(logits, x)[0]
+
+
+def _softmax_mean(logits, x):
+    mass = jnp.exp(logits)  # [*B, K]
+    mean = jnp.sum(mass * x, axis=-1) / jnp.sum(mass, axis=-1)
+    return mean, (logits, x, mean)
+
+
+def _softmax_mean_backward(residuals, cotangent):
+    logits, x, mean = residuals
+    q = jax.nn.softmax(logits, axis=-1)  # [*B, K]
+    return q * (x - mean[..., None]) * cotangent[..., None], None
+
+
+softmax_mean.defvjp(_softmax_mean, _softmax_mean_backward)
 
 
 def log_number_mass(stats: NumberStats, targets: NumberTargets) -> Float32[Array, "*B"]:
@@ -56,7 +100,7 @@ def log_number_mass(stats: NumberStats, targets: NumberTargets) -> Float32[Array
     Returns:
         f32[*B], at most 0.
     """
-    logits = jnp.where(targets.mask[..., None], stats.number_logits, 0.0)  # [*B, K]
+    logits = logits_of_numbers(stats, targets)  # [*B, K]
     on_numbers = jax.nn.logsumexp(logits, axis=-1)  # [*B]
     everywhere = jnp.where(targets.mask, stats.lse, on_numbers)
     return jnp.minimum(on_numbers - everywhere, 0.0)  # rounding can leave 1e-7 above
