@@ -4,6 +4,7 @@ Means over devices or micro-batches are made from sums and counts, never from me
 because every part holds another number of numbers.
 """
 
+import math
 from typing import Literal, NamedTuple
 
 import jax
@@ -11,6 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
 Reduction = Literal["mean", "sum"] | None
+
+_BLOCK = 1024  # threads of a GPU that work together
 
 
 class Term(NamedTuple):
@@ -84,12 +87,32 @@ def sum_each(arrays: dict[str, Array]) -> dict[str, Float32[Array, ""]]:
         by_shape.setdefault(array.shape, []).append(name)
     sums = {}
     for shape, names in by_shape.items():
+        parts = [arrays[name] for name in names]
         # Not fused with what made them: XLA sums up in one block of threads, which
         # would then make every token's loss on its own.
-        stacked = jnp.stack([_made_first(arrays[name]) for name in names])
-        totals = jnp.sum(stacked, axis=range(1, len(shape) + 1))
+        if math.prod(shape) > _BLOCK:
+            parts = [_made_first(part) for part in parts]
+        stacked = jnp.stack(parts)
+        totals = unstack(jnp.sum(stacked, axis=range(1, len(shape) + 1)))
         sums |= dict(zip(names, totals, strict=True))
     return sums
+
+
+@jax.custom_vjp
+def unstack(x: Float32[Array, "N *B"]) -> tuple[Float32[Array, "*B"], ...]:
+    """The parts of x along its first axis.
+
+    On the way back they are put side by side again, where JAX itself would add up as
+    many padded arrays.
+    """
+    return _unstack(x)[0]
+
+
+def _unstack(x):
+    return tuple(x[i] for i in range(x.shape[0])), None
+
+
+unstack.defvjp(_unstack, lambda _, parts: (jnp.stack(parts),))
 
 
 @jax.custom_vjp

@@ -13,7 +13,7 @@ from ntl_jax import (
     weighted_mean,
     weighted_sum_and_count,
 )
-from ntl_jax.losses.reduction import reduce_tokens
+from ntl_jax.losses.reduction import reduce_tokens, unstack
 
 
 def test_sum_count_and_mean():
@@ -46,6 +46,18 @@ def test_small_weights_are_not_swallowed():
     assert float(weighted_mean(jnp.array([3.0]), jnp.array([1e-12]))) == pytest.approx(
         3
     )
+
+
+def test_parts_and_their_gradients_come_in_order():
+    x = jnp.arange(6.0).reshape(3, 2)
+    chex.assert_trees_all_equal(unstack(x), (x[0], x[1], x[2]))
+
+    def weighed(x, parts):
+        return sum((k + 1) * jnp.sum(part**3) for k, part in enumerate(parts(x)))
+
+    for derivative in (jax.grad, jax.hessian):
+        ours = derivative(lambda x: weighed(x, unstack))(x)
+        chex.assert_trees_all_close(ours, derivative(lambda x: weighed(x, list))(x))
 
 
 def test_boolean_weights(vocab, batch):

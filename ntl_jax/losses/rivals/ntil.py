@@ -8,10 +8,14 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Key, UInt32
 
 from ntl_jax.losses.digit_tokens import check_digits, negative_power_of_ten
 from ntl_jax.losses.magnitude import magnitude
-from ntl_jax.losses.number_softmax import number_probabilities
+from ntl_jax.losses.number_softmax import (
+    less_the_largest,
+    logits_of_numbers,
+    softmax_mean,
+)
 from ntl_jax.losses.on_logits import on_logits
-from ntl_jax.losses.positions import NumberTargets, number_targets, token_weights
-from ntl_jax.losses.reduction import Reduction
+from ntl_jax.losses.positions import number_targets, token_weights
+from ntl_jax.losses.reduction import Reduction, unstack
 from ntl_jax.losses.run_sums import run_sums
 from ntl_jax.losses.scalars import Scalar, scalar
 from ntl_jax.losses.spans import NumberSpans, number_spans
@@ -153,13 +157,17 @@ def ntil_from_stats(
         segment_ids=segment_ids,
         ignore_index=ignore_index,
     )
-    q = number_probabilities(stats, targets, "numbers")  # [*B, T, K]
-    values = jnp.broadcast_to(jnp.asarray(vocab.values), q.shape)
+    z = logits_of_numbers(stats, targets)  # [*B, T, K]
+    values = jnp.broadcast_to(jnp.asarray(vocab.values), z.shape)
+    off_by = jnp.abs(values - targets.value[..., None])
+    distance = softmax_mean(less_the_largest(z), off_by)  # [*B, T]
     if digits == "expected":
-        predicted = jnp.sum(q * values, axis=-1)
+        predicted = softmax_mean(less_the_largest(z), values)
     else:
-        predicted = _most_likely(stats, targets, values, key, noise, temperature)
-    distance = jnp.sum(q * jnp.abs(values - targets.value[..., None]), axis=-1)
+        if key is not None:
+            gumbel = jax.random.gumbel(key, z.shape, jnp.float32)
+            z = z + scalar("noise", noise) * gumbel
+        predicted = _most_likely(z, values, scalar("temperature", temperature))
     right = jnp.where(targets.mask, jnp.minimum(spans.right, _REACH - 1), 0)
     place = jnp.power(scalar("place_base", place_base), right.astype(jnp.float32))
     by_token = jnp.where(targets.mask, place * distance, 0.0)
@@ -170,11 +178,13 @@ def ntil_from_stats(
     of_numbers += scalar("magnitude_weight", magnitude_weight) * logarithmic
     of_number = jnp.where(spans.first, targets.weight, 0.0)
     of_tokens = scalar("token_weight", token_weight) * by_token
-    # Both means in one sum: on a GPU each sum along the rows is a kernel.
-    loss = of_tokens * _row_shares(targets.weight)
-    loss = jnp.sum(loss + of_numbers * _row_shares(of_number), axis=-1)
-    weight = token_weights(labels, weights, ignore_index=ignore_index)
-    return loss, jnp.any(weight != 0, axis=-1).astype(jnp.float32)
+    counts = token_weights(labels, weights, ignore_index=ignore_index) != 0
+    # All sums along the rows in one: on a GPU each is a kernel.
+    along = (of_tokens * targets.weight, targets.weight, of_numbers * of_number)
+    along += (of_number, counts.astype(jnp.float32))
+    sums = unstack(jnp.sum(jnp.stack(along), axis=-1))  # 5 x [*B]
+    loss = _ratio(sums[0], sums[1]) + _ratio(sums[2], sums[3])
+    return loss, (sums[4] > 0).astype(jnp.float32)
 
 
 def ntil_total(
@@ -215,23 +225,16 @@ def _check_options(digits, key, temperature, place_base) -> None:
 
 
 def _most_likely(
-    stats: NumberStats,
-    targets: NumberTargets,
+    z: Float32[Array, "*B T K"],
     values: Float32[Array, "*B T K"],
-    key: Array | None,
-    noise: Scalar,
-    temperature: Scalar,
+    temperature: Float32[Array, ""],
 ) -> Float32[Array, "*B T"]:
     """The most likely digit, with the gradient of the expected one."""
-    z = jnp.where(targets.mask[..., None], stats.number_logits, 0.0)  # [*B, T, K]
-    if key is not None:
-        z = z + scalar("noise", noise) * jax.random.gumbel(key, z.shape, jnp.float32)
-    top = jax.lax.stop_gradient(jnp.max(z, axis=-1, keepdims=True))
+    top = jnp.max(z, axis=-1, keepdims=True)
     hard = jnp.min(jnp.where(z == top, values, jnp.inf), axis=-1)  # the smallest equal
     # The largest is taken off first: a compiler that divides and takes it off in one
     # rounding is off by more than exp bears where logits are huge.
-    q = jax.nn.softmax((z - top) / scalar("temperature", temperature), axis=-1)
-    soft = jnp.sum(q * values, axis=-1)
+    soft = softmax_mean(less_the_largest(z) / temperature, values)
     return jax.lax.stop_gradient(hard) + (soft - jax.lax.stop_gradient(soft))
 
 
@@ -255,7 +258,8 @@ def _number_errors(
     return relative, ratio
 
 
-def _row_shares(weight: Float32[Array, "*B T"]) -> Float32[Array, "*B T"]:
-    """What share of its row's weight each position has, 0 where there is none."""
-    total = jnp.sum(weight, axis=-1, keepdims=True)
-    return weight / jnp.where(total == 0, 1.0, total)
+def _ratio(
+    total: Float32[Array, "*B"], weight: Float32[Array, "*B"]
+) -> Float32[Array, "*B"]:
+    """total / weight, 0 where there is none."""
+    return total / jnp.where(weight == 0, 1.0, weight)
