@@ -36,6 +36,7 @@ from ntl_jax.models.relative_bias import MASKED
 _NOTHING = MASKED / 2  # a query whose largest score is below sees nothing
 _SMALLEST_TILE = 16  # of the matrix units
 _ENOUGH = 512  # programs, to keep every core of a GPU busy
+_PLACES = 2**31  # of a mask, as many as 32 bits with a sign can count
 
 
 def forward(
@@ -46,7 +47,7 @@ def forward(
     The second is 1e30 for a query that sees nothing: the backward pass then finds
     probabilities of 0.
     """
-    batch, length, heads, _ = x.q.shape
+    x, (batch, length, heads, _) = _addressable(x), x.q.shape
     tile = _fitted(options.tiles.forward, x)
     return _call(
         partial(_forward_kernel, options=options, tile=tile),
@@ -76,6 +77,7 @@ def backward(
         options: as of the forward pass.
     """
     (batch, length, heads, _), (_, sources, groups, _) = x.q.shape, x.k.shape
+    x = _addressable(x)
     given = (x, cotangent, log_sums, means)
     tile = _fitted(options.tiles.queries, x)
     dq = _call(
@@ -104,7 +106,9 @@ def backward(
     shared = x.bias.shape[0]
     parts = _parts(batch // shared, math.prod(tiles) * heads * shared)
     dbias = _call(
-        partial(_bias_kernel, options=options, tile=tile, per_row=tiles[1]),
+        partial(
+            _bias_kernel, options=options, tile=tile, per_row=tiles[1], parts=parts
+        ),
         (math.prod(tiles), heads, shared * parts),
         _like(x.q, (shared * parts, *x.bias.shape[1:])),
         tile,
@@ -116,9 +120,23 @@ def backward(
 
 
 def _parts(rows: int, programs: int) -> int:
-    """Into how many equal parts to cut a sum over rows, for enough programs."""
-    fitting = (n for n in range(1, rows + 1) if rows % n == 0)
-    return next((n for n in fitting if n * programs >= _ENOUGH), rows)
+    """Into how many parts to cut a sum over rows, for enough programs.
+
+    Equal parts where that takes less than twice as many, else the last is smaller.
+    """
+    parts = min(rows, pl.cdiv(_ENOUGH, programs))
+    equal = (n for n in range(parts, 2 * parts) if rows % n == 0)
+    return next(equal, pl.cdiv(rows, pl.cdiv(rows, parts)))
+
+
+def _addressable(x: Operands) -> Operands:
+    """The operands, a mask of more places than that in two bytes each.
+
+    Pallas counts places in 64 bits only in arrays of more than 2**32 bytes.
+    """
+    if x.mask is None or x.mask.size <= _PLACES:
+        return x
+    return x._replace(mask=x.mask.astype(jnp.int16))
 
 
 def _forward_kernel(x: Operands, out_ref, log_sum_ref, *, options, tile):
@@ -209,30 +227,33 @@ def _keys_kernel(x: Operands, *refs, options, tile):
     store(dv_ref.at[row, keys.slice, group, :], dv, keys.inside)
 
 
-def _bias_kernel(x: Operands, *refs, options, tile, per_row: int):
+def _bias_kernel(x: Operands, *refs, options, tile, per_row: int, parts: int):
     """dbias of one tile of queries and keys: a sum over rows that share the bias.
 
-    As many rows as there are for each one of the result.
+    A part of them for each one of the result.
     """
     *given, dbias_ref = refs
-    shared, head = pl.program_id(2), pl.program_id(1)
+    part, head = pl.program_id(2), pl.program_id(1)
     queries = _queries(x, jax.lax.div(pl.program_id(0), per_row), tile)
     keys = _keys(x, jax.lax.rem(pl.program_id(0), per_row), tile)
-    group, rows = group_of(x, head), x.q.shape[0] // dbias_ref.shape[0]
+    group, sharing = group_of(x, head), x.q.shape[0] * parts // dbias_ref.shape[0]
+    rows = pl.cdiv(sharing, parts)
+    begin = jax.lax.rem(part, parts) * rows
+    first = jax.lax.div(part, parts) * sharing + begin
 
     def add(member, dbias):
-        place = Place(shared * rows + member, head, queries, keys)
+        place = Place(first + member, head, queries, keys)
         k, v = (rows_of(ref, place.row, keys, group) for ref in (x.k, x.v))
         at_queries = at_queries_of(x, given, place)
         return dbias + slopes_of(x, at_queries, k, v, place, options)[1]
 
-    count = rows
+    count = rows if sharing % rows == 0 else jnp.minimum(rows, sharing - begin)
     if options.causal:  # nothing to add where all keys come later
-        count = rows * (keys.start < queries.start + queries.size).astype(jnp.int32)
+        count = count * (keys.start < queries.start + queries.size).astype(jnp.int32)
     zeros = jnp.zeros((tile.queries, tile.keys), jnp.float32)
     dbias = jax.lax.fori_loop(0, count, add, zeros)
-    place = Place(shared, head, queries, keys)
-    store(dbias_ref.at[shared, head, *place.slices], dbias, place.inside)
+    place = Place(part, head, queries, keys)
+    store(dbias_ref.at[part, head, *place.slices], dbias, place.inside)
 
 
 def _queries(x: Operands, i, tile: Tile) -> Span:

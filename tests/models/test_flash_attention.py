@@ -157,11 +157,11 @@ def test_under_vmap_each_model_is_alone():
         assert max(errors.values()) < TOLERANCE, errors
 
 
-@pytest.mark.parametrize(("enough", "parts"), [(1, 1), (6, 3), (512, 6)])
+@pytest.mark.parametrize(("enough", "parts"), [(1, 1), (3, 2), (6, 3), (512, 7)])
 def test_a_bias_with_axes_of_one_has_its_gradient_summed_over_them(
     monkeypatch, enough, parts
 ):
-    q, k, v = jax.random.normal(KEY, (3, 6, 20, 2, 16))
+    q, k, v = jax.random.normal(KEY, (3, 7, 20, 2, 16))
     short = jax.random.normal(KEY, (1, 1, 1, 20))
     monkeypatch.setattr(flash_triton, "_ENOUGH", enough)
     assert flash_triton._parts(len(q), programs=2) == parts
@@ -173,6 +173,33 @@ def test_a_bias_with_axes_of_one_has_its_gradient_summed_over_them(
     want = jax.jit(jax.grad(lambda b: total(attend, b)))(short)
     chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-5)
     assert got.shape == short.shape
+
+
+def test_sums_over_rows_are_cut_into_equal_parts_where_they_can_be():
+    assert flash_triton._parts(64, 100) == 8
+    assert flash_triton._parts(127, 384) == 2
+    assert flash_triton._parts(1, 1) == 1
+
+
+def test_a_large_mask_is_read_in_wider_numbers(monkeypatch):
+    """Of which Pallas counts in 64 bits: in 32 it would read before the mask."""
+    case = Case(mask_dims=3, rate=0.0, bias_rows=0)
+    *operands, mask, cotangent = operands_of(case)
+    operands = (*operands, jnp.asarray(mask), cotangent)
+    want, read = case.plain(*operands, KEY), []
+
+    def record(x, ref, place):
+        read.append(ref.dtype)
+        return of_tile(x, ref, place)
+
+    of_tile = flash_tiles._mask
+    monkeypatch.setattr(flash_tiles, "_mask", record)
+    for spare, dtype in ((0, jnp.int8), (-1, jnp.int16)):
+        monkeypatch.setattr(flash_triton, "_PLACES", operands[-2].size + spare)
+        errors = differences(case, case.flash(*operands, KEY), want)
+        assert max(errors.values()) < TOLERANCE, errors
+        assert set(read) == {jnp.dtype(dtype)}
+        read.clear()
 
 
 @pytest.mark.parametrize(
