@@ -6,12 +6,17 @@ import jax
 def traced_platform() -> str:
     """The platform of what is being traced: the mesh's devices', else JAX's default.
 
-    A program may be compiled for GPUs where there are none: the mesh then says so.
+    A program may be compiled for GPUs where there are none: the mesh then says so. The
+    default is that of ``jax.default_device`` where it is set.
 
     Returns:
         "cpu", "gpu" or "tpu".
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
+    if device is None:
+        device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(device, str):
+        device = jax.devices(device)[0]
     return jax.default_backend() if device is None else device.platform
 
 
@@ -19,8 +24,11 @@ def compute_capability() -> tuple[int, ...] | None:
     """NVIDIA's version of what the GPU here can do, such as (9, 0) of an H100.
 
     Returns:
-        None where there is no NVIDIA GPU, as where a program is compiled ahead of time.
+        None where there is no GPU, as where a program is compiled ahead of time; () of
+        a GPU that is none of NVIDIA's.
     """
-    text = str(getattr(jax.devices()[0], "compute_capability", ""))
-    parts = text.split(".")
-    return tuple(map(int, parts)) if all(map(str.isdigit, parts)) else None
+    text = getattr(jax.devices()[0], "compute_capability", None)
+    if text is None:
+        return None
+    parts = str(text).split(".")
+    return tuple(map(int, parts)) if all(map(str.isdigit, parts)) else ()

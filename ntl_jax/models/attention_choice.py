@@ -1,10 +1,10 @@
 """Which program computes attention: XLA's own, cuDNN's, or the Triton kernels.
 
-"xla" runs everywhere and takes everything. "triton" are the kernels of
-`flash_attention`. "cudnn" is NVIDIA's library, through JAX: bfloat16, no dropout, heads
-of a width that 8 divides, up to 128, and it rounds the bias to bfloat16. "auto" is the
-first of `AUTO` that takes the operands where these are such as it was measured to be
-faster with, else "xla".
+"xla" runs everywhere and takes everything; it alone has second derivatives. "triton"
+are the kernels of `flash_attention`. "cudnn" is NVIDIA's library, through JAX:
+bfloat16, no dropout, heads of a width that 8 divides, up to 128, and it rounds the bias
+to bfloat16. "auto" is the first of `AUTO` that takes the operands where these are such
+as it was measured to be faster with, else "xla".
 """
 
 import importlib.util
@@ -121,7 +121,7 @@ def _unfit_for_platform(name, platform: str) -> str | None:
     if capability is not None and capability < _TRITON_FROM:
         return (
             f"needs a GPU of compute capability {_version(_TRITON_FROM)} or more, and "
-            f"this one has {_version(capability)}"
+            f"this one has {_version(capability) or 'none'}"
         )
     if importlib.util.find_spec("jax.experimental.pallas.triton") is None:
         return f"needs Pallas' Triton backend, which JAX {jax.__version__} has not"
@@ -135,16 +135,21 @@ def _version(parts: tuple[int, ...]) -> str:
 def _unfit_operands(name, q, k, scale, bias, mask, drop) -> str | None:
     if name == "cudnn":
         return _unfit_for_cudnn(q, k, scale, bias, mask, drop)
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.explicit_axes or (mesh.manual_axes and not mesh.are_all_axes_manual):
-        return (
-            "takes meshes whose axes are all Auto, or all Manual inside shard_map; "
-            f"these are {dict(zip(mesh.axis_names, mesh.axis_types, strict=True))}"
-        )
+    # Arrays may lie on a mesh of explicit axes that the context does not know.
+    for mesh in (jax.sharding.get_abstract_mesh(), *map(_mesh_of, (q, k))):
+        if mesh.explicit_axes or (mesh.manual_axes and not mesh.are_all_axes_manual):
+            return (
+                "takes meshes whose axes are all Auto, or all Manual inside shard_map; "
+                f"these are {dict(zip(mesh.axis_names, mesh.axis_types, strict=True))}"
+            )
     # Kernels are imported only where they can run: Pallas takes a second to import.
     from ntl_jax.models.flash_attention import unfit
 
     return unfit(q, k, scale=scale, mask=mask, drop=drop)
+
+
+def _mesh_of(x) -> jax.sharding.AbstractMesh:
+    return jax.typeof(x).sharding.mesh
 
 
 def _unfit_for_cudnn(q, k, scale, bias, mask, drop) -> str | None:

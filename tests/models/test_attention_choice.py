@@ -81,15 +81,19 @@ def test_on_a_gpu_auto_takes_short_rows_with_a_bias_to_xla(on_gpu, length, want)
 
 
 @pytest.mark.parametrize(
-    ("capability", "want"), [("7.5", "xla"), ("8.0", "triton"), ("12.0", "triton")]
+    ("capability", "want"),
+    [("7.5", "xla"), ("8.0", "triton"), ("12.0", "triton"), ("gfx942", "xla")],
 )
-def test_old_gpus_have_no_kernels(on_gpu, monkeypatch, capability, want):
+def test_old_gpus_and_other_makers_have_no_kernels(
+    on_gpu, monkeypatch, capability, want
+):
     card = types.SimpleNamespace(compute_capability=capability)
     monkeypatch.setattr(jax, "devices", lambda: [card])
     q, k = heads()
     assert choose_implementation("auto", q, k, scale=1.0) == want
     if want == "xla":
-        with pytest.raises(ValueError, match=r"capability 8\.0 or more.* has 7\.5; or"):
+        has = "7.5" if capability == "7.5" else "none"
+        with pytest.raises(ValueError, match=rf"ty 8\.0 or more.* has {has}; or"):
             choose_implementation("triton", q, k, scale=1.0)
 
 
@@ -99,7 +103,7 @@ def test_old_gpus_have_no_kernels(on_gpu, monkeypatch, capability, want):
         ({}, None),
         ({"compute_capability": "9.0"}, (9, 0)),
         ({"compute_capability": "12.1"}, (12, 1)),
-        ({"compute_capability": "gfx942"}, None),
+        ({"compute_capability": "gfx942"}, ()),
     ],
 )
 def test_the_capability_of_the_gpu_here(monkeypatch, device, want):
@@ -170,6 +174,28 @@ def test_the_platform_is_the_meshs(monkeypatch):
         pytest.raises(ValueError, match="the program is for 'cpu'"),
     ):
         choose_implementation("triton", q, k, scale=1.0)
+
+
+def test_the_platform_is_the_default_devices(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert platforms.traced_platform() == "gpu"
+    for device in ("cpu", jax.devices("cpu")[0]):
+        with jax.default_device(device):
+            assert platforms.traced_platform() == "cpu"
+            assert choose_implementation("auto", *heads(), scale=1.0) == "xla"
+
+
+def test_arrays_on_explicit_axes_are_not_for_the_kernels(on_gpu):
+    """Also where their mesh is not set for all that is traced."""
+    mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Explicit,))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    q, k = (jax.random.normal(KEY, x.shape, x.dtype) for x in heads())
+    want = jax.jit(partial(attention.attend, scale=0.2))(q, k, k)
+    q, k = jax.device_put((q, k), rows)
+    assert choose_implementation("auto", q, k, scale=0.2) == "xla"
+    got = jax.jit(partial(attention.attend, scale=0.2))(q, k, k)
+    assert got.sharding.is_equivalent_to(rows, 4)
+    np.testing.assert_allclose(got.astype("float32"), want.astype("float32"), atol=0.02)
 
 
 def test_meshes_of_explicit_axes_are_not_for_the_kernels(on_gpu):
