@@ -90,8 +90,8 @@ class Case:
         return jax.jit(lambda *x: self.run(attend, *x))(*operands)
 
     def flash(self, *operands):
-        """By the kernels, interpreted."""
-        return jax.jit(self.flashed)(*operands)
+        """By the kernels, interpreted; traced anew, for tests that change them."""
+        return jax.jit(lambda *x: self.flashed(*x))(*operands)
 
     def flashed(self, *operands):
         """`flash`, not compiled."""
