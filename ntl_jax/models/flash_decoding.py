@@ -14,12 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 from jax.experimental import pallas as pl
-from jax.experimental.custom_partitioning import custom_partitioning
 from jax.experimental.pallas import triton as plgpu
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Float32, Int, Int8, Int32
 
+from ntl_jax.models.flash_partition import partitioned
 from ntl_jax.models.flash_tiles import Span, Tile, dot, load, store
 from ntl_jax.models.relative_bias import MASKED
 from ntl_jax.sharding import BATCH_AXES, TENSOR_AXIS, data_shards, known_mesh
@@ -257,35 +256,16 @@ def _program(tree: Any, options: _Options, *, own: bool, masked: bool):
     def run(*leaves):
         return _attend(jax.tree.unflatten(tree, leaves), options)
 
-    whole = custom_partitioning(run)
-
-    def partition(mesh, arguments, _):
+    def cut(mesh, arguments):
         spec = arguments[0].sharding.spec
         rows, _, _, heads, _ = (*spec, *(None,) * (5 - len(spec)))
-
-        def shard(*leaves):
-            # Which GPU it is, where the compiler has none to ask.
-            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-                return run(*leaves)
-
-        operands, results = (
-            tuple(NamedSharding(mesh, spec) for spec in specs)
-            for specs in places(rows, heads)
-        )
-        return mesh, shard, results, operands
+        return run, *places(rows, heads)
 
     keys, mixed = ["b n s h"] * 2, "b w n h"
     more = ["e", "n s", "b w s"] if own else ["b s"] * masked
     rule = ", ".join(["b w c n h", *keys, *more])
     rule += " -> " + ", ".join([mixed, *keys] if own else [mixed])
-    whole.def_partition(
-        partition=partition,
-        infer_sharding_from_operands=lambda mesh, arguments, _: partition(
-            mesh, arguments, None
-        )[2],
-        sharding_rule=rule,
-        need_replication_factors=("w", "c", "h", "s", *["e"] * own),
-    )
+    whole = partitioned(run, cut, rule, ("w", "c", "h", "s", *["e"] * own))
 
     @sequential_vmap
     def call(*leaves):

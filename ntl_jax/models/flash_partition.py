@@ -141,14 +141,35 @@ def _sizes_of(given) -> _Sizes:
 def _partitioned(run, places, tree, options: Options, sizes: _Sizes) -> Callable:
     """`run`, which XLA's partitioner may cut by rows and by heads."""
 
-    @custom_partitioning
     def whole(*leaves):
         return run(options, jax.tree.unflatten(tree, leaves))
 
-    def partition(mesh, arguments, _):
+    def cut(mesh, arguments):
         given = jax.tree.unflatten(tree, arguments)
         rows, heads = _cuts(mesh, arguments[0].sharding.spec, sizes)
-        local, placed, specs = _local(run, places, options, given, rows, heads)
+        return _local(run, places, options, given, rows, heads)
+
+    rule = _rule(run, sizes)
+    letters = dict.fromkeys(rule.split("->")[0])  # in order, as the rule numbers them
+    return partitioned(whole, cut, rule, tuple(x for x in letters if x in "tshcm"))
+
+
+def partitioned(
+    run: Callable, cut: Callable, rule: str, uncut: tuple[str, ...]
+) -> Callable:
+    """A kernel's program, which XLA's partitioner may cut.
+
+    Args:
+        run: takes and gives arrays.
+        cut: of a mesh and the operands, what a device runs, the specs of operands and
+            those of results.
+        rule: which axes of operands and results are one, a letter each.
+        uncut: the letters of axes that stay whole, in the rule's order.
+    """
+    whole = custom_partitioning(run)
+
+    def partition(mesh, arguments, _):
+        local, placed, specs = cut(mesh, arguments)
 
         def shard(*leaves):
             # Which GPU it is, where the compiler has none to ask.
@@ -159,15 +180,13 @@ def _partitioned(run, places, tree, options: Options, sizes: _Sizes) -> Callable
         placed = tuple(NamedSharding(mesh, spec) for spec in placed)
         return mesh, shard, results, placed
 
-    rule = _rule(run, sizes)
-    letters = dict.fromkeys(rule.split("->")[0])  # in order, as the rule numbers them
     whole.def_partition(
         partition=partition,
         infer_sharding_from_operands=lambda mesh, arguments, _: partition(
             mesh, arguments, None
         )[2],
         sharding_rule=rule,
-        need_replication_factors=tuple(x for x in letters if x in "tshcm"),
+        need_replication_factors=uncut,
     )
     return whole
 
