@@ -118,7 +118,7 @@ class T5Steps:
     def _chooses_kernel(self) -> bool:
         """Whether kernels attend: to several beams, on GPUs, as the config asks."""
         config = self.model.config
-        if config.attention != "triton":
+        if config.attention == "cudnn":
             return False
         shape = (self.batch, self.beams, config.num_heads, config.d_kv)
         q = jax.ShapeDtypeStruct(shape, self.dtype)

@@ -219,11 +219,13 @@ def test_the_kernels_are_translated_for_cuda(width, dtype):
     [
         (2, {"attention": "triton"}, 4),
         (2, {"attention": "triton", "dtype": "float32"}, 4),
-        (2, {}, 0),
-        (1, {"attention": "triton"}, 0),
+        (2, {}, 4),
+        (2, {"dtype": "float32"}, 0),
+        (2, {"attention": "xla"}, 0),
+        (1, {}, 0),
     ],
 )
-def test_several_beams_take_the_kernels_where_they_are_asked_for(beams, changes, count):
+def test_several_beams_take_the_kernels(beams, changes, count):
     config = dataclasses.replace(CONFIG, **{"dtype": "bfloat16"} | changes)
     params = jax.eval_shape(partial(init_params, config), jax.random.key(0))
     ids = jax.ShapeDtypeStruct((3, 9), jnp.int32)
