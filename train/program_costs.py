@@ -185,10 +185,15 @@ def _array_bytes(array: tuple[str, ...], on_chip: bool) -> float:
 
 
 def _sent(line: Instruction) -> float:
-    """Bytes of a collective's result; one that is started holds its operand too."""
+    """Bytes of a collective's results.
+
+    One that is started holds its operands before them, and what else it likes after
+    them; of these and the results the larger are what travels.
+    """
     sizes = [_array_bytes(array, True) for array in _SHAPE.findall(line.shape)]
     if line.opcode.endswith("-start") and line.opcode != "all-reduce-start":
-        return max(sizes, default=0.0)
+        several = len(line.operands)
+        return max(sum(sizes[:several]), sum(sizes[several : 2 * several]))
     return sum(sizes)
 
 

@@ -129,6 +129,35 @@ def test_a_loop_counts_by_what_its_counter_is_compared_with():
     assert costs.moved == 6 * (32.0 + 32.0)
 
 
+STARTED = """
+ENTRY %main (p: f32[2,8], q: bf16[4]) -> f32[8,8] {
+  %p = f32[2,8]{1,0} parameter(0)
+  %q = bf16[4]{0} parameter(1)
+  %all-gather-start.1 = ((f32[2,8]{1,0}, bf16[4]{0}), (f32[8,8]{1,0}, bf16[16]{0})) \
+all-gather-start(%p, %q), channel_id=1, dimensions={0}
+  %all-gather-done.1 = (f32[8,8]{1,0}, bf16[16]{0}) all-gather-done(%all-gather-start.1)
+  %all-gather-start.2 = (bf16[4]{0}, bf16[16]{0}) all-gather-start(%q), channel_id=2
+  %all-gather-done.2 = bf16[16]{0} all-gather-done(%all-gather-start.2)
+  %whole = f32[8,8]{1,0} get-tuple-element(%all-gather-done.1), index=0
+  %reduce-scatter-start = ((f32[8,8]{1,0}), f32[2,8]{1,0}) \
+reduce-scatter-start(%whole), channel_id=3, dimensions={0}, to_apply=%add
+  %part = f32[2,8]{1,0} reduce-scatter-done(%reduce-scatter-start)
+  %permute = (f32[2,8]{1,0}, f32[2,8]{1,0}, u32[], u32[]) \
+collective-permute-start(%part), channel_id=4
+  %sent = f32[2,8]{1,0} collective-permute-done(%permute)
+  ROOT %result = f32[8,8]{1,0} copy(%whole)
+}
+"""
+
+
+def test_of_collectives_that_are_started_all_arrays_are_counted():
+    assert costs_of(STARTED).collectives == {
+        "all-gather": (8 * 8 * 4 + 16 * 2) + 16 * 2,
+        "reduce-scatter": 8 * 8 * 4,
+        "collective-permute": 2 * 8 * 4,
+    }
+
+
 def test_a_loop_that_does_not_say_is_refused():
     with pytest.raises(ValueError, match="loop does not say"):
         costs_of(TPU.replace("direction=LT", "direction=NE"))
