@@ -3,6 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from ntl_jax.losses.positions import check_integers
+
 
 def shift_labels(
     labels: Int[Array, "*B T"], *, ignore_index: int = -100
@@ -23,11 +25,13 @@ def shift_labels(
         token ids [*B, T], in the dtype of labels.
 
     Raises:
+        TypeError: for labels that are no integers.
         ValueError: for a dtype that cannot hold ``ignore_index``.
 
     >>> shift_labels(jnp.array([[5, 6, 7]])).tolist()
     [[6, 7, -100]]
     """
+    check_integers("labels", labels)
     bounds = jnp.iinfo(labels.dtype)
     if not bounds.min <= ignore_index <= bounds.max:
         raise ValueError(

@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.positions import check_labels, token_weights
 from ntl_jax.losses.reduction import Reduction, reduce_tokens
-from ntl_jax.losses.stats import NumberStats, stats_without_numbers
+from ntl_jax.losses.stats import NumberStats, check_stats, stats_without_numbers
 from ntl_jax.number_vocab import NumberVocab
 
 _LARGEST_LSE = 1e15  # its square, times any vocabulary, is a finite float32
@@ -112,6 +112,7 @@ def _cross_entropy(
         raise ValueError(f"label_smoothing must be in [0, 1), not {label_smoothing}.")
     if not 0 <= z_loss < math.inf:
         raise ValueError(f"z_loss must be 0 or positive, and finite, not {z_loss}.")
+    check_stats(stats, weight.shape)
     mask = weight != 0
     # Masked before the arithmetic too: a NaN that nobody counts has no gradient.
     lse = jnp.where(mask, stats.lse, 0.0)

@@ -11,7 +11,7 @@ from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import NumberTargets, number_targets, token_weights
 from ntl_jax.losses.reduction import Reduction
 from ntl_jax.losses.scalars import scalar
-from ntl_jax.losses.stats import NumberStats
+from ntl_jax.losses.stats import NumberStats, check_stats
 from ntl_jax.number_vocab import NumberVocab
 
 GaussianForm = Literal["normalised", "density", "doubled"]
@@ -197,6 +197,7 @@ def gaussian_cross_entropy_from_stats(
     weight = token_weights(labels, weights, ignore_index=ignore_index)
     targets = number_targets(labels, vocab, weights, ignore_index=ignore_index)
     g = _soft_targets(targets, vocab, sigma, form)  # [*B, K], 0 off the numbers
+    check_stats(stats, weight.shape)
     counts = weight != 0
     # Masked before the arithmetic: a NaN that nobody counts has no gradient.
     lse = jnp.where(counts, stats.lse, 0.0)

@@ -20,7 +20,7 @@ def logits_of_numbers(
     stats: NumberStats, targets: NumberTargets
 ) -> Float32[Array, "*B K"]:
     """The number logits at the targets; zeros, without a gradient, elsewhere."""
-    check_stats(stats)
+    check_stats(stats, targets.mask.shape)
     return jnp.where(targets.mask[..., None], stats.number_logits, 0.0)
 
 

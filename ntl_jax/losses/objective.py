@@ -169,7 +169,7 @@ class Objective:
             TypeError, ValueError: for what is no NumberStats, NumberVocab or segments
                 of these labels; and as the losses that are present do.
         """
-        check_stats(stats)
+        check_stats(stats, jnp.shape(labels))
         check_vocab(vocab)
         check_segments(segment_ids, labels)
         losses = self._losses(stats, labels, vocab, weights, segment_ids)

@@ -34,12 +34,17 @@ class NumberStats(NamedTuple):
     logit_sum: Float32[Array, "*B"]
 
 
-def check_stats(stats: NumberStats) -> None:
-    """Raises TypeError for what is no NumberStats, such as logits."""
+def check_stats(stats: NumberStats, shape: tuple[int, ...]) -> None:
+    """Raises unless these are NumberStats over labels of this shape, no logits, say."""
     if not isinstance(stats, NumberStats):
         raise TypeError(
             f"stats must be NumberStats, not {type(stats).__name__}: take "
             "stats_from_logits(logits, labels, vocab)."
+        )
+    if stats.lse.shape != shape:  # they may broadcast, to a loss of something else
+        raise ValueError(
+            f"stats over {stats.lse.shape} do not match labels of shape {shape}: take "
+            "both of the same positions."
         )
 
 

@@ -10,7 +10,9 @@ import pytest
 from ntl_jax import NumberVocab, Objective, objective_from_hidden, stats_from_logits
 from ntl_jax.losses import (
     cross_entropy,
+    cross_entropy_from_stats,
     gaussian_cross_entropy,
+    gaussian_cross_entropy_from_stats,
     gaussian_targets,
     ntl_dot_product,
     ntl_huber,
@@ -19,11 +21,24 @@ from ntl_jax.losses import (
     ntl_was_cdf,
     ntl_was_from_stats,
     number_level_loss,
+    number_level_loss_from_stats,
     number_spans,
     place_weights,
+    shift_labels,
     stats_from_hidden,
 )
-from ntl_jax.losses.rivals import digit_entropy, dist2, ntil, raft, smmd, smmd_matrix
+from ntl_jax.losses.rivals import (
+    digit_entropy,
+    digit_entropy_from_stats,
+    dist2,
+    dist2_from_stats,
+    ntil,
+    ntil_from_stats,
+    raft,
+    raft_from_stats,
+    smmd,
+    smmd_matrix,
+)
 
 TOKENS = {"<pad>": 0, "=": 1, ".": 2, "-": 3} | {str(d): d + 4 for d in range(10)}
 VOCAB = NumberVocab.from_mapping(TOKENS, vocab_size=14)
@@ -243,3 +258,32 @@ HEAD = jnp.zeros((2, 3, 8)), jnp.zeros((8, 14))
 def test_what_is_given_is_named_with_the_remedy(call, message, unhooked):
     with pytest.raises(TypeError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        cross_entropy_from_stats,
+        gaussian_cross_entropy_from_stats,
+        ntl_was_from_stats,
+        number_level_loss_from_stats,
+        digit_entropy_from_stats,
+        dist2_from_stats,
+        ntil_from_stats,
+        raft_from_stats,
+        Objective(),
+    ],
+)
+def test_stats_of_other_positions(loss, unhooked):
+    # As users run it, one row of labels would be compared with both rows of stats.
+    stats = stats_from_logits(LOGITS, LABELS, VOCAB)
+    with (
+        jax.numpy_rank_promotion("allow"),
+        pytest.raises(ValueError, match=r"stats over \(2, 3\) do not .*\(1, 3\): take"),
+    ):
+        loss(stats, LABELS[:1], VOCAB)
+
+
+def test_labels_that_are_shifted_are_integers(unhooked):
+    with pytest.raises(TypeError, match="labels must be integers, not float32"):
+        shift_labels(LABELS.astype(jnp.float32))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.digit_tokens import check_digits
-from ntl_jax.losses.number_softmax import number_probabilities
+from ntl_jax.losses.number_softmax import logits_of_numbers, number_probabilities
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import number_targets
 from ntl_jax.losses.reduction import Reduction
@@ -131,7 +131,7 @@ def digit_entropy_from_stats(
         ignore_index=ignore_index,
     )
     q = number_probabilities(stats, targets, "numbers")  # [*B, T, K]
-    z = jnp.where(targets.mask[..., None], stats.number_logits, 0.0)
+    z = logits_of_numbers(stats, targets)
     label = jax.nn.one_hot(targets.row, len(vocab), dtype=jnp.bool_)
     # log(1 + exp(z)) - z is log(1 + exp(-z)), which loses no digits for large z.
     entropy = jnp.mean(q * jax.nn.softplus(jnp.where(label, -z, z)), axis=-1)

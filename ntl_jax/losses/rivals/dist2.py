@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.gaussian import SMALLEST_SIGMA, gaussian_exponents
-from ntl_jax.losses.number_softmax import Support
+from ntl_jax.losses.number_softmax import Support, logits_of_numbers
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import number_targets
 from ntl_jax.losses.reduction import Reduction
@@ -122,7 +122,7 @@ def dist2_from_stats(
     mask = targets.mask[..., None]  # [*B, 1]
     # Logs of f from its exponents, never of f itself, which can be 0.
     log_f = jax.nn.log_softmax(gaussian_exponents(targets.value, vocab, sigma), axis=-1)
-    logits = jnp.where(mask, stats.number_logits, 0.0)  # [*B, K]
+    logits = logits_of_numbers(stats, targets)  # [*B, K]
     if support == "numbers":
         log_q = jax.nn.log_softmax(logits, axis=-1)
     elif support == "full":
