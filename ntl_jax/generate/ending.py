@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float32, Int
 
 
@@ -29,8 +30,10 @@ class Ending(NamedTuple):
         cls, config: Any, longest: int, shortest: int = 0, vocab_size: int | None = None
     ) -> "Ending":
         """By a model's config; the end token fills up where it names no pad token."""
-        if longest < 1:
-            raise ValueError(f"max_new_tokens is {longest}; it must be at least 1")
+        if not isinstance(longest, int | np.integer) or longest < 1:
+            raise ValueError(
+                f"max_new_tokens is {longest}; it must be a whole number, at least 1"
+            )
         if not 0 <= shortest <= longest:
             raise ValueError(
                 f"min_new_tokens is {shortest}; it must lie between 0 and "

@@ -22,6 +22,7 @@ from ntl_jax.generate.programs import (
     by_likelihood,
     divisors_of,
 )
+from ntl_jax.losses.positions import check_vocab
 from ntl_jax.models import Params
 from ntl_jax.number_vocab import NumberVocab
 from ntl_jax.sharding import mesh_of
@@ -113,9 +114,11 @@ def generate(
     check_beams(num_beams, length_penalty, early_stopping, do_sample)
     check_sampling(do_sample, key, temperature, top_k, top_p)
     check_rule(numbers, vocab, alone=not do_sample and num_beams == 1)
-    check_source(config, attention_mask)
-    if return_numbers and vocab is None:
-        raise ValueError("return_numbers=True needs vocab, a NumberVocab")
+    check_source(config, input_ids, attention_mask)
+    if return_numbers:
+        if vocab is None:
+            raise ValueError("return_numbers=True needs vocab, a NumberVocab")
+        check_vocab(vocab)
     if do_sample:
         drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         drawn |= {"key": key, "row_offset": row_offset, "scored": return_scores}

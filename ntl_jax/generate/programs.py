@@ -76,7 +76,7 @@ def greedy(
     LLMs.
     """
     check_rule(numbers, vocab, alone=True)
-    check_source(config, attention_mask)
+    check_source(config, input_ids, attention_mask)
     return by_likelihood(
         config,
         params,
@@ -133,7 +133,7 @@ def beam_search(
     Source: transformers 5, `generate(num_beams=W)`, token for token.
     """
     check_beams(num_beams, length_penalty, early_stopping, False)
-    check_source(config, attention_mask)
+    check_source(config, input_ids, attention_mask)
     divisors, favours_long = divisors_of(length_penalty, max_new_tokens)
     return by_beams(
         config,
@@ -196,7 +196,7 @@ def sample(
     and top-p.
     """
     check_sampling(True, key, temperature, top_k, top_p)
-    check_source(config, attention_mask)
+    check_source(config, input_ids, attention_mask)
     return by_draw(
         config,
         params,

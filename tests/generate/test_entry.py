@@ -1,9 +1,11 @@
 """`generate`: what it returns on request, and what it refuses."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -121,6 +123,7 @@ def test_the_least_length_of_greedy_answers(params):
     ("options", "message"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"max_new_tokens": 1.5}, "max_new_tokens is 1.5; it must be a whole number"),
         ({"min_new_tokens": 9}, "min_new_tokens is 9.*max_new_tokens, 8"),
         ({"min_new_tokens": -1}, "min_new_tokens is -1"),
         ({"vocab_size": 51}, "vocab_size is 51, but the model has 50"),
@@ -134,6 +137,10 @@ def test_the_least_length_of_greedy_answers(params):
         ({"key": KEY, "top_k": 3}, "key, top_k: only for sampling"),
         ({"temperature": 0.5}, "temperature: only for sampling"),
         ({"do_sample": True, "key": KEY, "temperature": 0.0}, "temperature is 0.0"),
+        ({"do_sample": True, "key": KEY, "temperature": jnp.zeros(())}, "is 0.0"),
+        ({"do_sample": True, "key": KEY, "top_p": jnp.float32(2)}, "top_p is 2.0"),
+        ({"do_sample": True, "key": KEY, "top_p": np.float32(0)}, "top_p is 0.0"),
+        ({"num_beams": 2, "length_penalty": float("nan")}, "length_penalty is nan"),
         ({"do_sample": True, "key": KEY, "top_k": 0}, "top_k is 0"),
         ({"do_sample": True, "key": KEY, "top_p": 0.0}, "top_p is 0.0"),
         ({"do_sample": True, "key": KEY, "top_p": 1.5}, "top_p is 1.5"),
@@ -147,6 +154,47 @@ def test_the_least_length_of_greedy_answers(params):
 def test_refusals(params, options, message):
     with pytest.raises(ValueError, match=message):
         run(params, **options)
+
+
+IDS = np.full((2, 3), 7)
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "message"),
+    [
+        (IDS[:0], None, r"shape \(0, 3\) hold nothing to answer"),
+        (jnp.asarray(IDS[:, :0]), None, r"shape \(2, 0\) hold nothing to answer"),
+        (IDS + 43, None, "6 input_ids, the first 50, are no tokens of the model's 50"),
+        (-IDS, IDS, "the first -7, are no tokens"),
+    ],
+)
+def test_what_is_no_source(params, ids, mask, message):
+    with pytest.raises(ValueError, match=message):
+        generate(CONFIG, params, ids, attention_mask=mask, max_new_tokens=T)
+
+
+def test_ids_that_nobody_sees_may_be_anything(params):
+    mask = np.array([[0, 1, 1], [1, 1, 0]])
+    known = np.where(mask, IDS, 0)
+    got, want = (
+        generate(CONFIG, params, ids, attention_mask=mask, max_new_tokens=T).tokens
+        for ids in (np.where(mask, IDS, 50_000), known)
+    )
+    assert np.array_equal(got, want)
+
+
+def test_what_is_of_another_kind(params, monkeypatch):
+    # Past the test-only shape checker: users meet our errors, not its.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(TypeError, match="input_ids must be integers, not float64"):
+        generate(CONFIG, params, IDS + 0.5, max_new_tokens=T)
+    for options in ({"numbers": "median"}, {"return_numbers": True}):
+        with pytest.raises(TypeError, match="must be a NumberVocab, not dict"):
+            run(params, **options, vocab={"1": 1})
+    for several in ([1, 2], (1, 2)):
+        config = dataclasses.replace(CONFIG, eos_token_id=several)
+        with pytest.raises(ValueError, match=r"eos_token_id is .*1, 2.*one number"):
+            generate(config, params, IDS, max_new_tokens=T)
 
 
 @pytest.mark.parametrize("way", [greedy, beam_search])

@@ -146,9 +146,11 @@ def test_bfloat16_decodes():
         assert ((tokens >= 0) & (tokens < 51)).all()
 
 
-def test_a_prompt_padded_on_the_right_is_refused():
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray, np.ndarray.tolist])
+def test_a_prompt_padded_on_the_right_is_refused(kind):
     _, config, params = lively("gpt2", 0)
     data = inputs_of(tiny_gpt2.batch("right", 0, rows=4, length=10))
+    data["attention_mask"] = kind(np.asarray(data["attention_mask"]))
     with pytest.raises(ValueError, match="3 prompts, the first in row 1"):
         run(config, params, data)
 
