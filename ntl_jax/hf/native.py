@@ -81,8 +81,13 @@ def read_native(
         ) from error
     shapes = jax.eval_shape(partial(init_params, config), jax.random.key(0))
     with ocp.PyTreeCheckpointer() as checkpointer:
-        stored = checkpointer.metadata(folder / _PARAMS).item_metadata.tree
-        _check_shapes(folder, stored, shapes)
+        metadata = checkpointer.metadata(folder / _PARAMS).item_metadata
+        if metadata is None:
+            raise CheckpointError(
+                f"{folder / _PARAMS} is incomplete or damaged; import the checkpoint "
+                "again, into a new folder"
+            )
+        _check_shapes(folder, metadata.tree, shapes)
         how = _restore_args(shapes, shardings)
         params = checkpointer.restore(folder / _PARAMS, restore_args=how)
     return config, params

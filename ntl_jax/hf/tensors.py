@@ -5,6 +5,7 @@ PyTorch's models have.
 """
 
 import pickle
+import struct
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -139,7 +140,7 @@ def open_pickle(path: Path, stack: ExitStack) -> dict[str, StoredTensor]:
     in_place = zipfile.is_zipfile(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=in_place)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except _DAMAGED_PICKLE as error:
         # PyTorch's own message advises to let the file run its code.
         raise ValueError(
             f"{path} is damaged, or holds more than tensors, and no code in it is run "
@@ -157,6 +158,20 @@ def _from_torch(tensor: Any) -> np.ndarray:
 
     return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
 
+
+# What PyTorch raises, by trial, for files of which bytes are missing or changed, or
+# that are something else, such as the pointers that git keeps instead of large files.
+_DAMAGED_PICKLE = (
+    pickle.UnpicklingError,
+    struct.error,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 FORMATS = (
     Format(

@@ -127,7 +127,13 @@ def test_code_in_a_pickle_is_not_run(tmp_path):
     assert not trace.exists()
     torch.load(file, weights_only=False)
     assert trace.exists()  # so the file was armed
-    for content in (b"", b"not a pickle", b"PK\x03\x04 not an archive"):
+    for content in (
+        b"",
+        b"not a pickle",
+        b"hello",
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n",
+        b"PK\x03\x04 not an archive",
+    ):
         file.write_bytes(content)
         with pytest.raises(ValueError, match=r"pytorch_model\.bin is damaged"):
             load_checkpoint(tmp_path)

@@ -97,6 +97,15 @@ def test_native_folders_of_another_model_or_version_are_refused(tmp_path):
             read_any(folder)
 
 
+def test_a_native_folder_without_its_metadata(folder, tmp_path, capsys):
+    native = tmp_path / "native"
+    assert command_line.main(["import", str(folder), str(native)]) == 0
+    (native / "params" / "_METADATA").unlink()
+    assert command_line.main(["export", str(native), str(tmp_path / "out")]) == 2
+    assert "params is incomplete or damaged; import" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_nothing_that_exists_is_overwritten(folder, tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "note").touch()
