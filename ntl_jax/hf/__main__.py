@@ -21,6 +21,7 @@ from ntl_jax.hf import read_any, save_checkpoint
 from ntl_jax.hf.compare import TOLERANCE, differences
 from ntl_jax.hf.files import resolve_folder
 from ntl_jax.hf.native import is_native, write_native
+from ntl_jax.hf.tensors import FLAX, find_format
 from ntl_jax.models import count_parameters
 
 TOKENIZER_FILES = (
@@ -41,11 +42,13 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         source = options.checkpoint
         if options.command == "check" and is_native(source):
-            raise ValueError(f"export {source} first: PyTorch cannot read it")
+            raise ValueError(_export_first(source))
         folder = getattr(options, "folder", None)
         if folder is not None:
             _refuse_to_overwrite(Path(folder))
         given = Path(source) if is_native(source) else resolve_folder(source)
+        if options.command == "check" and find_format(given) is FLAX:
+            raise ValueError(_export_first(source))
         config, params = read_any(given)
         print(f"{source}: {count_parameters(params, config):,} parameters")
         print(config)
@@ -80,6 +83,10 @@ def _parser() -> argparse.ArgumentParser:
             optional = "?" if name == "import" else None
             command.add_argument("folder", nargs=optional, help="where to write")
     return parser
+
+
+def _export_first(source: str) -> str:
+    return f"export {source} first: PyTorch cannot read it"
 
 
 def _refuse_to_overwrite(folder: Path) -> None:

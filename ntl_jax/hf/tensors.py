@@ -173,6 +173,13 @@ _DAMAGED_PICKLE = (
     ValueError,
 )
 
+FLAX = Format(
+    "flax_model.msgpack",
+    "flax_model.msgpack.index.json",
+    "flax_model*.msgpack",
+    open_msgpack,
+    flax_name,
+)
 FORMATS = (
     Format(
         "model.safetensors",
@@ -181,13 +188,7 @@ FORMATS = (
         open_safetensors,
         str,
     ),
-    Format(
-        "flax_model.msgpack",
-        "flax_model.msgpack.index.json",
-        "flax_model*.msgpack",
-        open_msgpack,
-        flax_name,
-    ),
+    FLAX,
     Format(
         "pytorch_model.bin",
         "pytorch_model.bin.index.json",

@@ -10,6 +10,7 @@ from ntl_jax.hf.mapping import flatten
 from ntl_jax.hf.native import read_native, write_native
 from ntl_jax.models import GPT2Config
 from ntl_jax.sharding import make_mesh, param_shardings
+from tests.hf.test_formats import GOLDEN
 from tests.hf.test_sharded import MODELS, written
 from tests.tiny_t5 import torch_model
 
@@ -117,8 +118,9 @@ def test_nothing_that_exists_is_overwritten(folder, tmp_path, capsys):
 
 def test_check_says_what_it_cannot_compare(folder, tmp_path, capsys):
     command_line.main(["import", str(folder), str(tmp_path / "native")])
-    assert command_line.main(["check", str(tmp_path / "native")]) == 2
-    assert "first: PyTorch cannot read it" in capsys.readouterr().err
+    for unread in (tmp_path / "native", GOLDEN / "flax_gpt2"):
+        assert command_line.main(["check", str(unread)]) == 2
+        assert "first: PyTorch cannot read it" in capsys.readouterr().err
 
 
 def test_a_hub_repositorys_tokenizer_goes_along(tmp_path, monkeypatch):
