@@ -163,8 +163,8 @@ def number_level_loss_from_stats(
         digit of a number that counts; and the weight of that digit.
 
     Raises:
-        ValueError: for a number token that is no single digit, an unknown mode, or an
-            option of the other mode.
+        ValueError: for a number token that is no single digit, an unknown mode, an
+            option of the other mode, or a max_number_length below 1.
 
     Source: ntloss 0.3.2, ``NumberLevelLoss``, for "ntloss". The forms of "decimal" are
     this package's own; in log space it is the logarithm of the accuracy ratio.
@@ -178,6 +178,11 @@ def number_level_loss_from_stats(
             "max_number_length": max_number_length != 20,
         },
     )
+    if not isinstance(max_number_length, int) or max_number_length < 1:
+        raise ValueError(
+            f"max_number_length must be a whole number, at least 1, not "
+            f"{max_number_length}."
+        )
     check_digits(vocab)
     spans = number_spans(
         labels,

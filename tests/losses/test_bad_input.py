@@ -284,6 +284,14 @@ def test_stats_of_other_positions(loss, unhooked):
         loss(stats, LABELS[:1], VOCAB)
 
 
+@pytest.mark.parametrize("length", [0, -1, 1.5])
+def test_numbers_have_a_digit_at_least(length, unhooked):
+    with pytest.raises(ValueError, match=rf"at least 1, not {length}"):
+        number_level_loss(
+            LOGITS, LABELS, VOCAB, mode="ntloss", max_number_length=length
+        )
+
+
 def test_labels_that_are_shifted_are_integers(unhooked):
     with pytest.raises(TypeError, match="labels must be integers, not float32"):
         shift_labels(LABELS.astype(jnp.float32))
