@@ -88,6 +88,8 @@ def check_source(config: Any, input_ids, attention_mask) -> None:
             f"input_ids of shape {shape} hold nothing to answer; give a row or more, "
             "each of a token or more"
         )
+    _check_axes("input_ids", input_ids)
+    _check_axes("attention_mask", attention_mask)
     mask = _on_host(attention_mask)
     _check_ids(config, input_ids, mask)
     if mask is None or isinstance(config, T5Config):
@@ -99,6 +101,18 @@ def check_source(config: Any, input_ids, attention_mask) -> None:
         raise ValueError(
             f"{len(open_end)} prompts, the first in row {open_end[0]}, are padded on "
             "the right; tokens are written after the last column: pad on the left"
+        )
+
+
+def _check_axes(name: str, array) -> None:
+    """That an array is not split along Explicit axes, JAX's own default for meshes."""
+    if not isinstance(array, jax.Array):
+        return
+    split = [axis for axis in jax.typeof(array).sharding.spec if axis is not None]
+    if split:
+        raise ValueError(
+            f"{name} are split along {split}, which are Explicit; make the mesh by "
+            "ntl_jax.sharding.make_mesh, or with axis_types of AxisType.Auto"
         )
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ntl_jax import NumberVocab
 from ntl_jax.generate import (
@@ -181,6 +182,17 @@ def test_ids_that_nobody_sees_may_be_anything(params):
         for ids in (np.where(mask, IDS, 50_000), known)
     )
     assert np.array_equal(got, want)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
+def test_a_batch_over_axes_that_are_jaxs_default(params, kind):
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
+    ids = jax.device_put(IDS, NamedSharding(mesh, PartitionSpec("data")))
+    if kind is AxisType.Auto:
+        generate(CONFIG, params, ids, max_new_tokens=T)
+        return
+    with pytest.raises(ValueError, match=r"split along .'data'., which are Explicit"):
+        generate(CONFIG, params, ids, max_new_tokens=T)
 
 
 def test_what_is_of_another_kind(params, monkeypatch):
