@@ -282,7 +282,7 @@ class NumberLevelLoss(NTLossDotProduct):
             no more than the one before.
 
     Raises:
-        ValueError: for a digit that is missing.
+        ValueError: for a digit that is missing, or a "." that float_level needs.
 
     Source: ntloss 0.3.2, ``NumberLevelLoss``.
     """
@@ -296,6 +296,11 @@ class NumberLevelLoss(NTLossDotProduct):
         max_number_length: int = 20,
     ):
         super().__init__(tokenizer, vocab_size, digit_level=True, reweigh=reweigh)
+        if float_level and not len(self.numbers.point_ids):
+            raise ValueError(
+                'float_level=True joins digits at ".", and the tokenizer has no such '
+                "token: leave it out."
+            )
         self.float_level = float_level
         self.max_number_length = max_number_length
 

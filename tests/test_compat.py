@@ -281,6 +281,18 @@ def test_only_a_bare_point_joins_digits(logits):
     assert (np.asarray(apart[0]) != 0).sum() == 2
 
 
+def test_points_that_no_token_is_cannot_join_digits():
+    tokens = {k: v for k, v in DIGITS.get_vocab().items() if k != "."}
+
+    class Pointless(Tokenizer):
+        def get_vocab(self):
+            return dict(tokens)
+
+    with pytest.raises(ValueError, match="no such token"):
+        NumberLevelLoss(Pointless(), V, float_level=True)
+    NumberLevelLoss(Pointless(), V)
+
+
 def test_the_vocabulary_serves_the_functions(logits):
     loss = NTLoss(DIGITS, vocab_size=V)
     same = NumberVocab.from_mapping(DIGITS.get_vocab(), vocab_size=V)
