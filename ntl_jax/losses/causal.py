@@ -3,9 +3,11 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.positions import check_integers
 
 
+@takes_explicit_axes
 def shift_labels(
     labels: Int[Array, "*B T"], *, ignore_index: int = -100
 ) -> Int[Array, "*B T"]:

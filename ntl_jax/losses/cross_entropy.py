@@ -5,6 +5,7 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
+from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.positions import check_labels, token_weights
 from ntl_jax.losses.reduction import Reduction, reduce_tokens
 from ntl_jax.losses.stats import NumberStats, check_stats, stats_without_numbers
@@ -13,6 +14,7 @@ from ntl_jax.number_vocab import NumberVocab
 _LARGEST_LSE = 1e15  # its square, times any vocabulary, is a finite float32
 
 
+@takes_explicit_axes
 def cross_entropy(
     logits: Float[Array, "*B V"],
     labels: Int[Array, "*B"],
@@ -63,6 +65,7 @@ def cross_entropy(
     return reduce_tokens(value, weight, reduction)
 
 
+@takes_explicit_axes
 def cross_entropy_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],

@@ -7,6 +7,7 @@ from functools import partial
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
+from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.magnitude import magnitude
 from ntl_jax.losses.number_softmax import Support, finish, number_probabilities
 from ntl_jax.losses.on_logits import on_logits
@@ -107,6 +108,7 @@ def ntl_dot_product(
     )
 
 
+@takes_explicit_axes
 def ntl_dot_product_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],
@@ -262,6 +264,7 @@ def ntl_huber(
     return ntl_dot_product(logits, labels, vocab, penalty=penalty, **options)
 
 
+@takes_explicit_axes
 def ntl_mse_from_stats(
     stats: NumberStats, labels: Int[Array, "*B"], vocab: NumberVocab, **options
 ) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
@@ -283,6 +286,7 @@ def ntl_mse_from_stats(
     return ntl_dot_product_from_stats(stats, labels, vocab, penalty=squared, **options)
 
 
+@takes_explicit_axes
 def ntl_mae_from_stats(
     stats: NumberStats, labels: Int[Array, "*B"], vocab: NumberVocab, **options
 ) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
@@ -304,6 +308,7 @@ def ntl_mae_from_stats(
     return ntl_dot_product_from_stats(stats, labels, vocab, penalty=absolute, **options)
 
 
+@takes_explicit_axes
 def ntl_huber_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from ntl_jax.losses import fused_tiles as tiles
 from ntl_jax.losses.column_passes import AxisName
+from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.fused_gradients import (
     GroupedGradients,
     HeadGradients,
@@ -34,6 +35,7 @@ from ntl_jax.number_vocab import NumberVocab
 _ALIGNMENT = 8  # bfloat16 columns that a matrix unit takes at once
 
 
+@takes_explicit_axes
 def stats_from_hidden(
     hidden: Float[Array, "*B D"],
     kernel: Float[Array, "D V"],

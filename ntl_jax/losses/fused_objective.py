@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses import fused_tiles as tiles
 from ntl_jax.losses.column_passes import AxisName
+from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.fused import (
     cast_gradients,
     read_sums,
@@ -25,6 +26,7 @@ from ntl_jax.losses.stats import NumberStats
 from ntl_jax.number_vocab import NumberVocab
 
 
+@takes_explicit_axes
 def objective_from_hidden(
     objective: Objective,
     hidden: Float[Array, "*B D"],

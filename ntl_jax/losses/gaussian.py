@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
+from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import NumberTargets, number_targets, token_weights
 from ntl_jax.losses.reduction import Reduction
@@ -144,6 +145,7 @@ def gaussian_cross_entropy(
     )
 
 
+@takes_explicit_axes
 def gaussian_cross_entropy_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],

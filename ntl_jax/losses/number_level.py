@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.digit_tokens import check_digits, negative_power_of_ten
+from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.magnitude import magnitude
 from ntl_jax.losses.number_softmax import (
     finish,
@@ -104,6 +105,7 @@ def number_level_loss(
     )
 
 
+@takes_explicit_axes
 def number_level_loss_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B T"],

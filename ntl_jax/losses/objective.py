@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
+from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.number_softmax import Support
 from ntl_jax.losses.objective_terms import BY_PLACE, OVER_ALL, TERMS, stats_of_nothing
 from ntl_jax.losses.place_weights import place_weights
@@ -143,6 +144,7 @@ class Objective:
         """The losses that are present, in a fixed order."""
         return tuple(name for name in _TERMS if getattr(self, name) is not None)
 
+    @takes_explicit_axes
     def __call__(
         self,
         stats: NumberStats,

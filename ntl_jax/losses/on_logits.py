@@ -4,11 +4,13 @@ from collections.abc import Callable
 
 from jaxtyping import Array, Bool, Float, Float32, Int
 
+from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.reduction import Reduction, reduce_tokens
 from ntl_jax.losses.stats import stats_from_logits, stats_of_numbers
 from ntl_jax.number_vocab import NumberVocab
 
 
+@takes_explicit_axes
 def on_logits(
     loss_from_stats: Callable[..., tuple[Array, Array]],
     logits: Float[Array, "*B V"],

@@ -8,6 +8,7 @@ from jax.nn import logsumexp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.distances import check_costs, euclidean
+from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.number_softmax import Support, finish, number_probabilities
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import number_targets
@@ -94,6 +95,7 @@ def ntl_optimal_transport(
     )
 
 
+@takes_explicit_axes
 def ntl_optimal_transport_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],

@@ -6,6 +6,7 @@ from typing import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int
 
+from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.scalars import scalar
 from ntl_jax.losses.spans import NumberSpans, Points, number_spans
 from ntl_jax.number_vocab import NumberVocab
@@ -15,6 +16,7 @@ Form = Literal["geometric", "linear"]
 _HEAVIEST = 1e18  # of a digit; with it, sums over a batch are still finite
 
 
+@takes_explicit_axes
 def place_weights(
     labels: Int[Array, "*B T"],
     vocab: NumberVocab,

@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
+from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.stats import NumberStats, stats_from_logits
 from ntl_jax.number_vocab import NumberVocab
 
 
+@takes_explicit_axes
 def predict_numbers(
     logits: Float[Array, "*B V"], vocab: NumberVocab
 ) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
@@ -39,6 +41,7 @@ def predict_numbers(
     return predict_numbers_from_stats(stats_from_logits(logits, labels, vocab), vocab)
 
 
+@takes_explicit_axes
 def predict_numbers_from_stats(
     stats: NumberStats, vocab: NumberVocab
 ) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:

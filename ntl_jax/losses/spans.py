@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Int32
 
+from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.positions import (
     check_is_array,
     check_segments,
@@ -75,6 +76,7 @@ class NumberSpans(NamedTuple):
     negative: Bool[Array, "*B T"]
 
 
+@takes_explicit_axes
 def number_spans(
     labels: Int[Array, "*B T"],
     vocab: NumberVocab,

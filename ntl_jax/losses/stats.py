@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Float32, Int
 from ntl_jax.losses.column_passes import AxisName, read_pass, write_pass
 from ntl_jax.losses.columns import MASKED_LOGIT as MASKED_LOGIT
 from ntl_jax.losses.columns import ColumnCotangents, numbers_of_columns, to_columns
+from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.positions import check_labels, check_vocab, safe_labels
 from ntl_jax.number_vocab import NumberVocab
 
@@ -48,6 +49,7 @@ def check_stats(stats: NumberStats, shape: tuple[int, ...]) -> None:
         )
 
 
+@takes_explicit_axes
 def stats_from_logits(
     logits: Float[Array, "*B V"],
     labels: Int[Array, "*B"],
@@ -97,6 +99,7 @@ def stats_from_logits(
     return _dense_stats(vocab.vocab_size, vocab, axis_name, logits, labels)
 
 
+@takes_explicit_axes
 def stats_without_numbers(
     logits: Float[Array, "*B V"],
     labels: Int[Array, "*B"],
@@ -120,6 +123,7 @@ def stats_without_numbers(
     return _dense_stats(vocab_size, None, None, logits, labels)
 
 
+@takes_explicit_axes
 def stats_of_numbers(
     logits: Float[Array, "*B V"],
     labels: Int[Array, "*B"],

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.distances import check_costs
+from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.magnitude import magnitude
 from ntl_jax.losses.number_softmax import Support, finish, number_probabilities
 from ntl_jax.losses.on_logits import on_logits
@@ -76,6 +77,7 @@ def ntl_was(
     )
 
 
+@takes_explicit_axes
 def ntl_was_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],
@@ -198,6 +200,7 @@ def ntl_was_cdf(
     )
 
 
+@takes_explicit_axes
 def ntl_was_cdf_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],

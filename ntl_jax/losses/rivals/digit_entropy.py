@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.digit_tokens import check_digits
+from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.number_softmax import logits_of_numbers, number_probabilities
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import number_targets
@@ -73,6 +74,7 @@ def digit_entropy(
     )
 
 
+@takes_explicit_axes
 def digit_entropy_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B T"],

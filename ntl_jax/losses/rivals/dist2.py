@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
+from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.gaussian import SMALLEST_SIGMA, gaussian_exponents
 from ntl_jax.losses.number_softmax import Support, logits_of_numbers
 from ntl_jax.losses.on_logits import on_logits
@@ -67,6 +68,7 @@ def dist2(
     )
 
 
+@takes_explicit_axes
 def dist2_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Key, UInt32
 
 from ntl_jax.losses.digit_tokens import check_digits, negative_power_of_ten
+from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.magnitude import magnitude
 from ntl_jax.losses.number_softmax import (
     less_the_largest,
@@ -81,6 +82,7 @@ def ntil(
     )
 
 
+@takes_explicit_axes
 def ntil_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B T"],

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.dot_product import ntl_mse_from_stats
+from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import label_is, number_targets, token_weights
 from ntl_jax.losses.reduction import Reduction
@@ -141,6 +142,7 @@ def raft(
     )
 
 
+@takes_explicit_axes
 def raft_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B T"],

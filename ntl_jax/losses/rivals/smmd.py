@@ -10,6 +10,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.distances import euclidean, squashed
+from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.number_softmax import Support, number_probabilities
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.positions import check_is_array, number_targets
@@ -138,6 +139,7 @@ def smmd(
     )
 
 
+@takes_explicit_axes
 def smmd_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],
