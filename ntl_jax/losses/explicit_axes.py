@@ -21,9 +21,9 @@ def takes_explicit_axes(function: Callable[P, R]) -> Callable[P, R]:
     errors. Of a loss the layout of the results is clear: that of the positions.
 
     Args:
-        function: its first array's first axes are those of the positions, *B, and so
-            are its argument's `labels`, if it has one. Results are [*B, ...], [*B] or
-            begin as *B does.
+        function: the first axes of its first array are those of the positions, *B,
+            and *B is the shape of its argument `labels`, if it has one. Results are
+            [*B, ...], [*B] or begin as *B does.
 
     Returns:
         The same function. Where its operands are split along Explicit axes, the axes of

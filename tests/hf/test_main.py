@@ -1,5 +1,6 @@
 """The command line that looks at checkpoints."""
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -96,6 +97,24 @@ def test_native_folders_of_another_model_or_version_are_refused(tmp_path):
         file.write_text(right.replace(old, new))
         with pytest.raises(error, match=message):
             read_any(folder)
+
+
+def test_check_multiplies_with_all_digits(folder, monkeypatch):
+    # GPUs and TPUs round the factors of float32 products unless they are asked not to.
+    right, seen, asked = compare.bind, [], "jax_default_matmul_precision"
+
+    def bind(*given):
+        model = right(*given)
+
+        def run(**inputs):
+            seen.append(getattr(jax.config, asked))
+            return model(**inputs)
+
+        return run
+
+    monkeypatch.setattr(compare, "bind", bind)
+    assert command_line.main(["check", str(folder)]) == 0
+    assert seen == ["highest"]
 
 
 def test_a_native_folder_without_its_metadata(folder, tmp_path, capsys):
