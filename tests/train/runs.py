@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -106,16 +107,19 @@ def start(
 
 def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     """Every process's exit status and all that it printed."""
-    ended = []
+
+    def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+        text, _ = process.communicate(timeout=400)
+        return process.returncode, text
+
     try:
-        for process in processes:
-            text, _ = process.communicate(timeout=400)
-            ended.append((process.returncode, text))
+        # All at once: one with a full pipe waits to be read, and the others for it.
+        with ThreadPoolExecutor(len(processes)) as pool:
+            return list(pool.map(ended, processes))
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    return ended
 
 
 def train(run_dir: pathlib.Path, *more: str, **where) -> list[str]:
