@@ -4,11 +4,15 @@ from collections.abc import Sequence
 
 from jax.sharding import PartitionSpec
 
-# Input projections are split (fsdp, tensor) and output projections (tensor, fsdp). With
-# every stack laid out alike, the partitioner has been seen to return wrong gradients
-# under an unchanged loss; tests therefore compare every gradient leaf.
+# `fsdp` cuts a kernel along its inputs, so that what a device gathers lies in one
+# piece: parts of rows would have to be transposed before they are sent, and again for
+# the optimizer. With every stack laid out alike, the partitioner has been seen to
+# return wrong gradients under an unchanged loss; tests therefore compare every leaf.
 _IN = PartitionSpec(None, "fsdp", "tensor")
-_OUT = PartitionSpec(None, "tensor", "fsdp")
+OUTPUTS = PartitionSpec(None, ("tensor", "fsdp"))
+"""Of the kernels that project back to the residual stream, [L, in, D]."""
+OUTPUTS_IN_DECODING = PartitionSpec(None, "tensor", "fsdp")
+"""Of the same where rows are few: a device then makes its part of all rows' states."""
 _REPLICATED = PartitionSpec()
 
 Rules = Sequence[tuple[str, PartitionSpec]]
@@ -18,9 +22,9 @@ T5_RULES: Rules = (
     (r"lm_head/kernel", PartitionSpec("fsdp", "tensor")),  # [D, V]
     (r"(encoder|decoder)/relative_bias/embedding", PartitionSpec(None, "tensor")),
     (r"(encoder|decoder)/layers/(cross_)?attention/[qkv]/kernel", _IN),
-    (r"(encoder|decoder)/layers/(cross_)?attention/o/kernel", _OUT),
+    (r"(encoder|decoder)/layers/(cross_)?attention/o/kernel", OUTPUTS),
     (r"(encoder|decoder)/layers/mlp/wi(_0|_1)?/kernel", _IN),
-    (r"(encoder|decoder)/layers/mlp/wo/kernel", _OUT),
+    (r"(encoder|decoder)/layers/mlp/wo/kernel", OUTPUTS),
     (r"(encoder|decoder)/layers/\w+/norm/scale", _REPLICATED),
     (r"(encoder|decoder)/final_norm/scale", _REPLICATED),
 )
@@ -45,7 +49,7 @@ NUMFORMER_RULES: Rules = (
     _POSITIONS,
     (r"layers/attention/qkv/kernel", PartitionSpec(None, "fsdp", None, "tensor")),
     (r"layers/mlp/wi/kernel", _IN),
-    (r"layers/(attention/o|mlp/wo)/kernel", _OUT),
+    (r"layers/(attention/o|mlp/wo)/kernel", OUTPUTS),
     (r"layers/(attention/(qkv|o)|mlp/(wi|wo))/bias", _REPLICATED),
     (r"layers/(attention|mlp)/norm/(scale|bias)", _REPLICATED),
     (r"lm_head/wi/kernel", PartitionSpec("fsdp", "tensor")),  # [D, F]
@@ -60,7 +64,7 @@ GPT2_RULES: Rules = (
     # [L, D, 3, N*H]: each of q, k and v is cut by heads.
     (r"layers/attention/qkv/kernel", PartitionSpec(None, "fsdp", None, "tensor")),
     (r"layers/mlp/wi/kernel", _IN),
-    (r"layers/(attention/o|mlp/wo)/kernel", _OUT),
+    (r"layers/(attention/o|mlp/wo)/kernel", OUTPUTS),
     (r"layers/(attention/(qkv|o)|mlp/(wi|wo))/bias", _REPLICATED),
     (r"(layers/(attention|mlp)/norm|final_norm)/(scale|bias)", _REPLICATED),
 )
@@ -71,7 +75,7 @@ GRANITE_RULES: Rules = (
     (r"embed/embedding", PartitionSpec("tensor", "fsdp")),  # [W, D]
     (r"lm_head/kernel", PartitionSpec("fsdp", "tensor")),  # [D, W]
     (r"layers/(attention/[qkv]|mlp/(gate|up))/kernel", _IN),
-    (r"layers/(attention/o|mlp/down)/kernel", _OUT),
+    (r"layers/(attention/o|mlp/down)/kernel", OUTPUTS),
     (r"layers/(attention|mlp)/\w+/bias", _REPLICATED),
     (r"layers/mlp/router/kernel", PartitionSpec(None, "fsdp")),  # [L, D, E]
     # [L, E, 2, F, D] and [L, E, D, F]

@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from ntl_jax.partition_rules import RULES
+from ntl_jax.partition_rules import OUTPUTS, OUTPUTS_IN_DECODING, RULES
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
@@ -144,6 +144,38 @@ def keep_cut(x: jax.Array) -> jax.Array:
         return x
     rows = None if x.shape[0] % mesh.shape["data"] else "data"
     return jax.lax.with_sharding_constraint(x, PartitionSpec(rows, None, "fsdp"))
+
+
+def keep_summed(kernel: jax.Array) -> jax.Array:
+    """Has a kernel's gradient summed over devices first, and then cut up by `fsdp`.
+
+    Each device has the gradient of its rows. Left alone, the partitioner may send the
+    activations of all rows around instead, so that each device can make its part of the
+    gradient of a kernel that is cut along its inputs.
+
+    Args:
+        kernel: [in, ...] of an output projection, whose inputs `tensor` cuts.
+
+    Returns:
+        `kernel`, as it is: in decoding it stays cut up. It has reverse derivatives
+        alone on a mesh.
+    """
+    mesh = known_mesh()
+    if mesh is None or kernel.shape[0] % mesh.shape["tensor"]:
+        return kernel
+    return _summed(kernel)
+
+
+@jax.custom_vjp
+def _summed(kernel: jax.Array) -> jax.Array:
+    return kernel
+
+
+def _sum_gradient(_: None, gradient: jax.Array) -> tuple[jax.Array]:
+    return (jax.lax.with_sharding_constraint(gradient, PartitionSpec("tensor")),)
+
+
+_summed.defvjp(lambda kernel: (kernel, None), _sum_gradient)
 
 
 def keep_heads(x: jax.Array, *, rows: int, heads: int) -> jax.Array:
@@ -284,11 +316,13 @@ def param_shardings(config: Any, params: Any, mesh: Mesh) -> Any:
         if len(specs) != 1:
             problems.append(f"{name}: {len(specs)} rules match, not one")
             return NamedSharding(mesh, PartitionSpec())
-        for size, axis in zip(leaf.shape, specs[0], strict=False):
-            if axis is not None and size % mesh.shape[axis]:
+        for size, cut in zip(leaf.shape, specs[0], strict=False):
+            axes = (cut,) if isinstance(cut, str) else cut or ()
+            parts = math.prod(mesh.shape[axis] for axis in axes)
+            if size % parts:
                 problems.append(
-                    f"{name} {leaf.shape}: {size} does not divide over the "
-                    f"{mesh.shape[axis]} devices of axis {axis!r}"
+                    f"{name} {leaf.shape}: {size} does not divide over the {parts} "
+                    f"devices of {' x '.join(map(repr, axes))}"
                 )
         return NamedSharding(mesh, specs[0])
 
@@ -300,3 +334,34 @@ def param_shardings(config: Any, params: Any, mesh: Mesh) -> Any:
             + "\n  ".join(problems)
         )
     return shardings
+
+
+def lay_out_for_decoding(config: Any, params: Any) -> Any:
+    """Cuts output projections along their outputs, once, for all steps of decoding.
+
+    Training gathers them layer by layer. A step of decoding has few rows: it sends
+    their states around and leaves the parameters where they are, each device its part
+    of the width (see `keep_cut`).
+
+    Args:
+        config: the model's config; its class chooses the rule table.
+        params: nested dict of arrays, as `param_shardings` cuts them.
+
+    Returns:
+        `params`, so laid out; without a mesh, as they are.
+    """
+    mesh = known_mesh()
+    if mesh is None:
+        return params
+    patterns = [rule for rule, spec in RULES[type(config).__name__] if spec == OUTPUTS]
+
+    def laid_out(path: jax.tree_util.KeyPath, leaf: jax.Array) -> jax.Array:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if not any(re.fullmatch(pattern, name) for pattern in patterns):
+            return leaf
+        if leaf.shape[-1] % mesh.shape["fsdp"]:
+            return leaf
+        cut = jax.lax.with_sharding_constraint(leaf, OUTPUTS)  # sent in its own dtype
+        return jax.lax.with_sharding_constraint(cut, OUTPUTS_IN_DECODING)
+
+    return jax.tree_util.tree_map_with_path(laid_out, params)

@@ -64,6 +64,9 @@ def test_parameters_are_born_sharded():
     assert kernel.addressable_shards[0].data.shape == (2, 8, 16)
     moments = state.opt_state[1][0].mu["encoder"]["layers"]["mlp"]["wi"]["kernel"]
     assert moments.sharding == kernel.sharding
+    kernel = state.params["encoder"]["layers"]["mlp"]["wo"]["kernel"]
+    assert kernel.sharding.spec == PartitionSpec(None, ("tensor", "fsdp"))
+    assert kernel.addressable_shards[0].data.shape == (2, 8, 16)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from ntl_jax.models.attention import Cache
 from ntl_jax.models.layers import einsum_float32
 from ntl_jax.models.t5 import T5, Mask
 from ntl_jax.models.t5_decoding import T5Steps
-from ntl_jax.sharding import keep_heads, keep_rows
+from ntl_jax.sharding import keep_heads, keep_rows, lay_out_for_decoding
 
 # Leaves that every model casts to its dtype before it uses them; not the tables, which
 # some read in float32, nor the routers.
@@ -66,7 +66,8 @@ class Decoder:
         if attention_mask is not None:
             attention_mask = jnp.asarray(attention_mask)
         self.config, self.beams = config, beams
-        self.model = bind(config, compute_params(params, config.dtype))
+        params = lay_out_for_decoding(config, compute_params(params, config.dtype))
+        self.model = bind(config, params)
         self._head = self.model.head.astype(config.dtype)
         if isinstance(self.model, T5):
             encoded = self.model.encode(input_ids, attention_mask)

@@ -57,9 +57,16 @@ class Projection(Linear):
     """`y = x @ kernel`, and `+ bias` where there is one."""
 
     def __init__(
-        self, d_in: int, d_out: int, *, std: float, bias: bool, rngs: nnx.Rngs
+        self,
+        d_in: int,
+        d_out: int,
+        *,
+        std: float,
+        bias: bool,
+        rngs: nnx.Rngs,
+        output: bool = False,
     ):
-        super().__init__(d_in, d_out, std=std, rngs=rngs)
+        super().__init__(d_in, d_out, std=std, rngs=rngs, output=output)
         if bias:
             self.bias = nnx.Param(jnp.zeros((d_out,), jnp.float32))
         self.biased = bias
@@ -83,7 +90,7 @@ class Attention(nnx.Module):
         self.q = Projection(width, own, std=std, bias=bias, rngs=rngs)
         self.k = Projection(width, shared, std=std, bias=bias, rngs=rngs)
         self.v = Projection(width, shared, std=std, bias=bias, rngs=rngs)
-        self.o = Projection(own, width, std=std, bias=bias, rngs=rngs)
+        self.o = Projection(own, width, std=std, bias=bias, rngs=rngs, output=True)
 
     def project(self, x: Float[Array, "B T D"], rotation: Rotation):
         """Rotated queries [B, T, N, H] and keys [B, T, K, H], and values."""
@@ -118,7 +125,7 @@ class FeedForward(nnx.Module):
         )
         self.norm = RMSNorm(width, eps=config.rms_norm_eps)
         self.gate, self.up = project(width, inner), project(width, inner)
-        self.down = project(inner, width)
+        self.down = project(inner, width, output=True)
 
     def __call__(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], None]:
         y = self.norm(x)

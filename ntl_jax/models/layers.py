@@ -13,30 +13,56 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32, Int
 
 from ntl_jax.models.recompute import Remat, recomputing
-from ntl_jax.sharding import keep_cut, keep_rows, known_mesh
+from ntl_jax.sharding import keep_cut, keep_rows, keep_summed, known_mesh
 
 
 class Linear(nnx.Module):
-    """`y = x @ kernel`, no bias; kernel [in, out] drawn from N(0, std²)."""
+    """`y = x @ kernel`, no bias; kernel [in, out] drawn from N(0, std²).
 
-    def __init__(self, d_in: int, d_out: int, *, std: float, rngs: nnx.Rngs):
+    ``output``: whether it projects to the residual stream, what comes before being cut
+    by `tensor`.
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        *,
+        std: float,
+        rngs: nnx.Rngs,
+        output: bool = False,
+    ):
         draw = jax.random.normal(rngs.params(), (d_in, d_out), jnp.float32)
         self.kernel = nnx.Param(std * draw)
+        self.output = output
 
     def __call__(self, x: Float[Array, "*B I"]) -> Float[Array, "*B O"]:
-        return x @ self.kernel[...].astype(x.dtype)
+        kernel = self.kernel[...].astype(x.dtype)
+        return x @ (keep_summed(kernel) if self.output else kernel)
 
 
 class Affine(nnx.Module):
-    """`y = x @ kernel + bias`; kernel [in, *out] drawn from N(0, std²), bias zero."""
+    """`y = x @ kernel + bias`; kernel [in, *out] drawn from N(0, std²), bias zero.
 
-    def __init__(self, d_in: int, *out: int, std: float, rngs: nnx.Rngs):
+    ``output``: as of `Linear`.
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        *out: int,
+        std: float,
+        rngs: nnx.Rngs,
+        output: bool = False,
+    ):
         draw = jax.random.normal(rngs.params(), (d_in, *out), jnp.float32)
         self.kernel = nnx.Param(std * draw)
         self.bias = nnx.Param(jnp.zeros(out, jnp.float32))
+        self.output = output
 
     def __call__(self, x: Float[Array, "*B I"]) -> Float[Array, "..."]:
         kernel = self.kernel[...].astype(x.dtype)
+        kernel = keep_summed(kernel) if self.output else kernel
         bias = self.bias[...].astype(x.dtype)
         return jnp.tensordot(x, kernel, axes=1) + jnp.expand_dims(
             bias, range(x.ndim - 1)
