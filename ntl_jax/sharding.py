@@ -146,36 +146,24 @@ def keep_cut(x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(rows, None, "fsdp"))
 
 
-def keep_summed(kernel: jax.Array) -> jax.Array:
-    """Has a kernel's gradient summed over devices first, and then cut up by `fsdp`.
+def keep_gathered(kernel: jax.Array) -> jax.Array:
+    """Gathers an output projection's kernel where it is used, and cuts its gradient up.
 
-    Each device has the gradient of its rows. Left alone, the partitioner may send the
-    activations of all rows around instead, so that each device can make its part of the
-    gradient of a kernel that is cut along its inputs.
+    Left alone, the partitioner may send the activations of all rows around instead, so
+    that each device works with its part of a kernel that is cut along its inputs.
 
     Args:
-        kernel: [in, ...] of an output projection, whose inputs `tensor` cuts.
+        kernel: [in, out], whose inputs `tensor` cuts too.
 
     Returns:
-        `kernel`, as it is: in decoding it stays cut up. It has reverse derivatives
-        alone on a mesh.
+        `kernel`, cut by `tensor` alone; without a mesh, as it is.
     """
     mesh = known_mesh()
-    if mesh is None or kernel.shape[0] % mesh.shape["tensor"]:
+    if mesh is None or kernel.shape[0] % (mesh.shape["tensor"] * mesh.shape["fsdp"]):
         return kernel
-    return _summed(kernel)
-
-
-@jax.custom_vjp
-def _summed(kernel: jax.Array) -> jax.Array:
-    return kernel
-
-
-def _sum_gradient(_: None, gradient: jax.Array) -> tuple[jax.Array]:
-    return (jax.lax.with_sharding_constraint(gradient, PartitionSpec("tensor")),)
-
-
-_summed.defvjp(lambda kernel: (kernel, None), _sum_gradient)
+    # Cut first, for it is the kernel in this dtype that is to be sent.
+    cut = jax.lax.with_sharding_constraint(kernel, PartitionSpec(("tensor", "fsdp")))
+    return jax.lax.with_sharding_constraint(cut, PartitionSpec("tensor"))
 
 
 def keep_heads(x: jax.Array, *, rows: int, heads: int) -> jax.Array:

@@ -57,7 +57,7 @@ class Attention(nnx.Module):
         self.implementation: Implementation = config.attention
         self.norm = LayerNorm(width, eps=config.layer_norm_epsilon)
         self.qkv = Affine(width, 3, width, std=std, rngs=rngs)
-        self.o = Affine(width, width, std=_residual_std(config), rngs=rngs, output=True)
+        self.o = Affine(width, width, std=_residual_std(config), rngs=rngs, gather=True)
 
     def project(self, normed: Float[Array, "B T D"]) -> HeadTriple:
         """Queries, keys and values of normed states."""
@@ -93,7 +93,7 @@ class FeedForward(nnx.Module):
         self.norm = LayerNorm(width, eps=config.layer_norm_epsilon)
         self.wi = Affine(width, inner, std=config.initializer_range, rngs=rngs)
         self.wo = Affine(
-            inner, width, std=_residual_std(config), rngs=rngs, output=True
+            inner, width, std=_residual_std(config), rngs=rngs, gather=True
         )
 
     def __call__(self, x, config: GPT2Config, drop: Dropout) -> Float[Array, "B T D"]:

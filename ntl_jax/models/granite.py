@@ -64,9 +64,9 @@ class Projection(Linear):
         std: float,
         bias: bool,
         rngs: nnx.Rngs,
-        output: bool = False,
+        gather: bool = False,
     ):
-        super().__init__(d_in, d_out, std=std, rngs=rngs, output=output)
+        super().__init__(d_in, d_out, std=std, rngs=rngs, gather=gather)
         if bias:
             self.bias = nnx.Param(jnp.zeros((d_out,), jnp.float32))
         self.biased = bias
@@ -90,7 +90,7 @@ class Attention(nnx.Module):
         self.q = Projection(width, own, std=std, bias=bias, rngs=rngs)
         self.k = Projection(width, shared, std=std, bias=bias, rngs=rngs)
         self.v = Projection(width, shared, std=std, bias=bias, rngs=rngs)
-        self.o = Projection(own, width, std=std, bias=bias, rngs=rngs, output=True)
+        self.o = Projection(own, width, std=std, bias=bias, rngs=rngs, gather=True)
 
     def project(self, x: Float[Array, "B T D"], rotation: Rotation):
         """Rotated queries [B, T, N, H] and keys [B, T, K, H], and values."""
@@ -125,7 +125,7 @@ class FeedForward(nnx.Module):
         )
         self.norm = RMSNorm(width, eps=config.rms_norm_eps)
         self.gate, self.up = project(width, inner), project(width, inner)
-        self.down = project(inner, width, output=True)
+        self.down = project(inner, width, gather=True)
 
     def __call__(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], None]:
         y = self.norm(x)

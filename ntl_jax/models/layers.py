@@ -13,14 +13,13 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32, Int
 
 from ntl_jax.models.recompute import Remat, recomputing
-from ntl_jax.sharding import keep_cut, keep_rows, keep_summed, known_mesh
+from ntl_jax.sharding import keep_cut, keep_gathered, keep_rows, known_mesh
 
 
 class Linear(nnx.Module):
     """`y = x @ kernel`, no bias; kernel [in, out] drawn from N(0, std²).
 
-    ``output``: whether it projects to the residual stream, what comes before being cut
-    by `tensor`.
+    ``gather``: whether the kernel is cut along its inputs (see `keep_gathered`).
     """
 
     def __init__(
@@ -30,21 +29,21 @@ class Linear(nnx.Module):
         *,
         std: float,
         rngs: nnx.Rngs,
-        output: bool = False,
+        gather: bool = False,
     ):
         draw = jax.random.normal(rngs.params(), (d_in, d_out), jnp.float32)
         self.kernel = nnx.Param(std * draw)
-        self.output = output
+        self.gather = gather
 
     def __call__(self, x: Float[Array, "*B I"]) -> Float[Array, "*B O"]:
         kernel = self.kernel[...].astype(x.dtype)
-        return x @ (keep_summed(kernel) if self.output else kernel)
+        return x @ (keep_gathered(kernel) if self.gather else kernel)
 
 
 class Affine(nnx.Module):
     """`y = x @ kernel + bias`; kernel [in, *out] drawn from N(0, std²), bias zero.
 
-    ``output``: as of `Linear`.
+    ``gather``: as of `Linear`.
     """
 
     def __init__(
@@ -53,16 +52,16 @@ class Affine(nnx.Module):
         *out: int,
         std: float,
         rngs: nnx.Rngs,
-        output: bool = False,
+        gather: bool = False,
     ):
         draw = jax.random.normal(rngs.params(), (d_in, *out), jnp.float32)
         self.kernel = nnx.Param(std * draw)
         self.bias = nnx.Param(jnp.zeros(out, jnp.float32))
-        self.output = output
+        self.gather = gather
 
     def __call__(self, x: Float[Array, "*B I"]) -> Float[Array, "..."]:
         kernel = self.kernel[...].astype(x.dtype)
-        kernel = keep_summed(kernel) if self.output else kernel
+        kernel = keep_gathered(kernel) if self.gather else kernel
         bias = self.bias[...].astype(x.dtype)
         return jnp.tensordot(x, kernel, axes=1) + jnp.expand_dims(
             bias, range(x.ndim - 1)

@@ -110,7 +110,7 @@ class Attention(nnx.Module):
         self.norm = LayerNorm(width, eps=config.layer_norm_epsilon)
         # PyTorch's spreads: uniform up to sqrt(6 / 4D), and up to 1 / sqrt(D).
         self.qkv = Affine(width, 3, width, std=(2 * width) ** -0.5, rngs=rngs)
-        self.o = Affine(width, width, std=(3 * width) ** -0.5, rngs=rngs, output=True)
+        self.o = Affine(width, width, std=(3 * width) ** -0.5, rngs=rngs, gather=True)
 
     def __call__(self, x: Float[Array, "B T D"], mask, drop: Dropout):
         batch, length, width = x.shape
@@ -136,7 +136,7 @@ class FeedForward(nnx.Module):
         width, inner = config.d_model, config.d_ff
         self.norm = LayerNorm(width, eps=config.layer_norm_epsilon)
         self.wi = Affine(width, inner, std=(3 * width) ** -0.5, rngs=rngs)
-        self.wo = Affine(inner, width, std=(3 * inner) ** -0.5, rngs=rngs, output=True)
+        self.wo = Affine(inner, width, std=(3 * inner) ** -0.5, rngs=rngs, gather=True)
 
     def __call__(self, x: Float[Array, "B T D"], drop: Dropout):
         h = drop(jax.nn.gelu(self.wi(self.norm(x)), approximate=False), _INNER)

@@ -42,7 +42,7 @@ class Attention(nnx.Module):
         self.q = Linear(width, inner, std=q_std, rngs=rngs)
         self.k = Linear(width, inner, std=factor * width**-0.5, rngs=rngs)
         self.v = Linear(width, inner, std=factor * width**-0.5, rngs=rngs)
-        self.o = Linear(inner, width, std=factor * inner**-0.5, rngs=rngs, output=True)
+        self.o = Linear(inner, width, std=factor * inner**-0.5, rngs=rngs, gather=True)
 
     def project(self, x: Float[Array, "B S D"]) -> KeysValues:
         """Keys and values of `x`, [B, S, N, H] each."""
@@ -79,7 +79,7 @@ class FeedForward(nnx.Module):
             self.wi_0, self.wi_1 = project(), project()
         else:
             self.wi = project()
-        self.wo = Linear(inner, width, std=factor * inner**-0.5, rngs=rngs, output=True)
+        self.wo = Linear(inner, width, std=factor * inner**-0.5, rngs=rngs, gather=True)
 
     def __call__(self, x: Float[Array, "B T D"], drop) -> Float[Array, "B T D"]:
         activate, y = _ACTIVATIONS[self.activation], self.norm(x)
