@@ -25,6 +25,7 @@ from train.matmul_flops import matmul_flops
 from train.model import is_decoder_only
 from train.pretrained import fit_vocabulary
 from train.program_costs import Costs, costs_of
+from train.row_checks import check_positions
 from train.state import Task, abstract_state, make_task
 from train.step import compile_train_step
 from train.topology import find_devices, first_line
@@ -106,6 +107,8 @@ def compile_ahead(config: TrainConfig, topology: str) -> AotReport:
     task = abstract_task(config, mesh)
     state = abstract_state(task)
     batch = batch_shapes(task)
+    if is_decoder_only(task.model):
+        check_positions(batch["input_ids"].shape[1], config, task.model)
     start = time.perf_counter()
     try:
         traced = compile_train_step(task).trace(state, batch)

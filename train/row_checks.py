@@ -30,12 +30,15 @@ def check_length(dataset: TokenizedDataset, config: TrainConfig, model: AnyConfi
                 "--data.max-source-length or --data.max-target-length."
             )
         return
+    if isinstance(dataset, CausalDataset):
+        answered = dataset.source_length + config.evaluation.max_new_tokens
+        check_positions(max(dataset.length, answered), config, model)
+
+
+def check_positions(longest: int, config: TrainConfig, model: AnyConfig) -> None:
+    """A table of positions holds rows and answers of so many tokens, or ConfigError."""
     most = getattr(model, "n_positions", None)
-    if most is None or not isinstance(dataset, CausalDataset):
-        return
-    answered = dataset.source_length + config.evaluation.max_new_tokens
-    longest = max(dataset.length, answered)
-    if longest > most:
+    if most is not None and longest > most:
         more = f"set --model.n-positions {longest}, or " if not config.init_from else ""
         raise ConfigError(
             f"questions and answers take up to {longest} tokens, more than the model's "

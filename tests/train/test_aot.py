@@ -137,3 +137,10 @@ def test_a_mesh_that_does_not_fit():
 def test_topology_is_asked_for(capsys):
     assert main(["aot", "quickstart"]) == 1
     assert "--topology" in capsys.readouterr().err
+
+
+def test_rows_longer_than_the_positions_are_refused(capsys):
+    longer = ["--data.max-source-length=20", "--data.max-target-length=20"]
+    at = ["--topology=local", "--mesh.fsdp=-1"]
+    assert main(["aot", "gpt2-multiplication", *longer, *at]) == 1
+    assert "40 tokens, more than the model's 32" in capsys.readouterr().err
