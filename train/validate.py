@@ -292,11 +292,16 @@ def mesh_shape(mesh: "MeshConfig", num_devices: int) -> dict[str, int]:
     shape = dataclasses.asdict(mesh)
     if shape["data"] == -1 and -1 in (shape["fsdp"], shape["tensor"]):
         shape["data"] = 1
+    for axis, size in shape.items():
+        _check(
+            size == -1 or size >= 1,
+            f"--mesh.{axis} is {size}: give 1 or more, or -1 for all that are left.",
+        )
     free = [axis for axis, size in shape.items() if size == -1]
     _check(len(free) <= 1, f"only one mesh axis can be -1, not {' and '.join(free)}.")
     fixed = math.prod(size for size in shape.values() if size != -1)
     _check(
-        fixed >= 1 and (num_devices % fixed == 0 if free else fixed == num_devices),
+        num_devices % fixed == 0 if free else fixed == num_devices,
         f"the mesh {shape} does not fill {num_devices} device(s): the product of the "
         f"sizes must be {num_devices}; -1 takes what is left.",
     )

@@ -69,6 +69,9 @@ def change(path: str, value):
         ("optimizer.clip_norm", 0.0, "--optimizer.clip-norm is 0.0"),
         ("evaluation.max_new_tokens", 0, "--evaluation.max-new-tokens is 0"),
         ("mesh", MeshConfig(data=3), "does not fill 8 device"),
+        ("mesh", MeshConfig(data=-2, fsdp=-4), "--mesh.data is -2: give 1 or more"),
+        ("mesh", MeshConfig(fsdp=-2, tensor=-4), "--mesh.fsdp is -2: give 1 or more"),
+        ("mesh", MeshConfig(tensor=0), "--mesh.tensor is 0: give 1 or more, or -1"),
         ("mesh", MeshConfig(fsdp=-1, tensor=-1), "can be -1, not fsdp and tensor"),
         ("accumulate", 0, "--accumulate is 0: it must be at least 1"),
         (
