@@ -37,7 +37,7 @@ def roll_call(config: HostsConfig) -> None:
 
 def _address(config: HostsConfig) -> tuple[str, int]:
     host, _, port = (config.coordinator or "").rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ConfigError(
             f"--hosts.coordinator {config.coordinator} is no address: give HOST:PORT, "
             "host 0's name and a free port there, the same on every host."

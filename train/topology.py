@@ -39,7 +39,7 @@ def find_devices(topology: str) -> list[Any]:
     if topology == "local":
         return jax.devices()
     name, _, grid = topology.partition(":")
-    sides = [int(side) if side.isdigit() else 0 for side in grid.split("x")]
+    sides = [int(side) if side.isdecimal() else 0 for side in grid.split("x")]
     if min(sides) > 0 and name in _TPUS and len(sides) in (2, 3):
         if name in _FLAT and math.prod(sides[2:]) != 1:
             raise ConfigError(

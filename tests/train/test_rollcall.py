@@ -95,7 +95,9 @@ def test_two_counts():
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize("address", ["host", "host:", "host:0", ":7", "host:70000"])
+@pytest.mark.parametrize(
+    "address", ["host", "host:", "host:0", ":7", "host:70000", "host:\u00b2"]
+)
 def test_addresses_are_checked(address):
     with pytest.raises(ConfigError, match="is no address: give HOST:PORT"):
         roll_call(HostsConfig(address, 2, 0, 1))

@@ -20,6 +20,7 @@ from train.topology import find_devices
         "v5e",
         "v5e:4",
         "v5e:0x2",
+        "v5e:\u00b2x2",  # a digit that int() does not take
         "v5e:2x2x",
         "v5e:4by4",
         "h100",
