@@ -58,11 +58,15 @@ def join(config: HostsConfig) -> None:
 
 
 def launcher() -> str | None:
-    """What started several processes of this run, as the environment tells."""
+    """What started several processes of this run, as the environment tells.
+
+    Raises:
+        ConfigError: it counts them by what is no number.
+    """
     environment = os.environ
-    if int(environment.get("SLURM_NTASKS", 1)) > 1 and "SLURM_LOCALID" in environment:
+    if _tasks("SLURM_NTASKS") > 1 and "SLURM_LOCALID" in environment:
         return "srun"
-    if int(environment.get("OMPI_COMM_WORLD_SIZE", 1)) > 1:
+    if _tasks("OMPI_COMM_WORLD_SIZE") > 1:
         return "mpirun"
     if "JOB_COMPLETION_INDEX" in environment:
         return "Kubernetes"
@@ -71,6 +75,17 @@ def launcher() -> str | None:
     if chips and "tpu" in wanted and importlib.util.find_spec("libtpu"):
         return "TPU"
     return None
+
+
+def _tasks(variable: str) -> int:
+    """How many processes a variable of the environment counts; 1 where it is unset."""
+    value = os.environ.get(variable) or "1"
+    if not value.isdecimal():
+        raise ConfigError(
+            f"the environment has {variable}={value}, which is no number: unset it, or "
+            "start the run as its launcher does."
+        )
+    return int(value)
 
 
 def _initialize(config: HostsConfig, *where: Any) -> None:

@@ -197,6 +197,8 @@ def test_flags_belong_together():
         ({"SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}, None),
         ({"SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}, "srun"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "mpirun"),
+        ({"SLURM_NTASKS": "", "SLURM_LOCALID": "0"}, None),
+        ({"OMPI_COMM_WORLD_SIZE": ""}, None),
         ({"JOB_COMPLETION_INDEX": "0"}, "Kubernetes"),
     ],
 )
@@ -208,6 +210,14 @@ def test_launchers_are_told_apart(environment, found, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert hosts.launcher() == found
+
+
+@pytest.mark.parametrize("variable", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"])
+def test_a_number_of_processes_is_a_number(variable, monkeypatch):
+    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+    monkeypatch.setenv(variable, "2(x3)")
+    with pytest.raises(ConfigError, match=rf"{variable}=2\(x3\), which is no number"):
+        hosts.join(HostsConfig())
 
 
 def test_one_process_speaks_for_itself():
