@@ -89,28 +89,31 @@ def _tasks(variable: str) -> int:
 
 
 def _initialize(config: HostsConfig, *where: Any) -> None:
-    """Where a host stays away, JAX ends the process itself; this says first why."""
-    late = threading.Timer(
-        config.timeout,
-        logger.error,
-        (
-            "not every host came within %d s (--hosts.timeout): look at the logs of "
-            "the others, or start this one alone.",
-            config.timeout,
-        ),
-    )
+    """Where a host stays away, JAX would abort the process; this ends it, and why."""
+    late = threading.Timer(config.timeout, _end_alone, (config.timeout,))
     late.daemon = True
     late.start()
     try:
         jax.distributed.initialize(
             *where,
-            initialization_timeout=config.timeout,
+            initialization_timeout=config.timeout + 60,  # _end_alone comes first
             heartbeat_timeout_seconds=config.lost_after,
             # A host that fails does not wait for those that it leaves behind.
             shutdown_timeout_seconds=min(config.timeout, 30),
         )
     finally:
         late.cancel()
+
+
+def _end_alone(timeout: int) -> None:
+    """Ends this process, whose main thread waits in JAX for a host that stays away."""
+    print(
+        f"error: not every host came within {timeout} s (--hosts.timeout): look at the "
+        "logs of the others, or start this one alone.",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
 
 
 def several() -> bool:

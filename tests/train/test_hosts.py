@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import jax
@@ -218,6 +219,25 @@ def test_a_number_of_processes_is_a_number(variable, monkeypatch):
     monkeypatch.setenv(variable, "2(x3)")
     with pytest.raises(ConfigError, match=rf"{variable}=2\(x3\), which is no number"):
         hosts.join(HostsConfig())
+
+
+def test_a_launcher_whose_other_process_stays_away():
+    """JAX would abort this one, with a stack of C++."""
+    task = {"JOB_ID": "7", "STEP_NODELIST": "localhost", "NTASKS": "2"}
+    task |= {"PROCID": "0", "LOCALID": "0"}
+    environment = {f"SLURM_{name}": value for name, value in task.items()}
+    code = "from train.hosts import HostsConfig, join; join(HostsConfig(timeout=2))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | environment | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: not every host came within 2 s")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_one_process_speaks_for_itself():
