@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import socket
+import threading
 import time
 from typing import Any
 
@@ -14,7 +15,7 @@ logger = logging.getLogger("train")
 
 
 def roll_call(config: HostsConfig) -> None:
-    """Returns once every host has named itself to host 0.
+    """Returns once every host has named itself to host 0, host 0 itself included.
 
     Raises:
         ConfigError: on every host that came, naming those that did not within
@@ -28,7 +29,7 @@ def roll_call(config: HostsConfig) -> None:
             f"--hosts.count {count}: count from 0."
         )
     if config.index == 0:
-        trouble = _listen(port, config)
+        trouble = _listen(host, port, config)
     else:
         trouble = _report(host, port, config)
     if trouble:
@@ -45,22 +46,28 @@ def _address(config: HostsConfig) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _listen(port: int, config: HostsConfig) -> str:
-    """Host 0: collects the others, then tells all of them what came of it."""
+def _listen(host: str, port: int, config: HostsConfig) -> str:
+    """Host 0: collects all hosts, then tells all of them what came of it.
+
+    It calls itself by the address too, as JAX will: an address that is not this
+    machine's, or that it cannot resolve, would end the process without a word.
+    """
     count = config.count or 1
     deadline = time.monotonic() + config.timeout
     found: set[int] = set()
     connections: list[socket.socket] = []
     trouble = ""
     try:
-        server = socket.create_server(("", port))
+        server = _server(port)
     except OSError as error:
         return (
             f"--hosts.coordinator {config.coordinator}: host 0 cannot listen there "
             f"({error.strerror}): name another port."
         )
+    itself = threading.Thread(target=_report, args=(host, port, config), daemon=True)
+    itself.start()
     with server:
-        while len(found) < count - 1 and not trouble:
+        while len(found) < count and not trouble:
             server.settimeout(max(deadline - time.monotonic(), 0.01))
             try:
                 connection, _ = server.accept()
@@ -81,6 +88,14 @@ def _listen(port: int, config: HostsConfig) -> str:
     return trouble
 
 
+def _server(port: int) -> socket.socket:
+    """Listens to IPv4 and, where the machine has it, to IPv6, as JAX does."""
+    if not socket.has_dualstack_ipv6():
+        return socket.create_server(("", port))
+    family = socket.AF_INET6
+    return socket.create_server(("", port), family=family, dualstack_ipv6=True)
+
+
 def _message(data: bytes, *names: str) -> dict[str, Any]:
     """What a host says; ValueError where it is no host that speaks."""
     said = json.loads(data)
@@ -90,7 +105,13 @@ def _message(data: bytes, *names: str) -> dict[str, Any]:
 
 
 def _missing(found: set[int], config: HostsConfig) -> str:
-    absent = [i for i in range(1, config.count or 1) if i not in found]
+    absent = [i for i in range(config.count or 1) if i not in found]
+    if 0 in absent:
+        return (
+            "host 0 does not reach itself at --hosts.coordinator "
+            f"{config.coordinator}: give every host a name or an address of this "
+            "machine, which has --hosts.index 0."
+        )
     return (
         f"of --hosts.count {config.count} hosts, {len(absent)} did not come within "
         f"{config.timeout} s (--hosts.timeout): {', '.join(map(str, absent))}. Start "

@@ -13,12 +13,14 @@ from train.hosts_config import HostsConfig
 from train.rollcall import roll_call
 
 
-def call(*hosts: tuple[int, int], timeout: int = 20) -> list[str]:
+def call(
+    *hosts: tuple[int, int], timeout: int = 20, host: str = "localhost"
+) -> list[str]:
     """What each host of (index, count) is told; all on one port, in threads."""
-    address = f"localhost:{free_port()}"
+    address = f"{host}:{free_port()}"
 
-    def one(host: tuple[int, int]) -> str:
-        index, count = host
+    def one(who: tuple[int, int]) -> str:
+        index, count = who
         try:
             roll_call(HostsConfig(address, count, index, timeout))
         except ConfigError as error:
@@ -40,6 +42,19 @@ def test_the_missing_are_named_to_all_that_came():
     assert first == third
     assert "of --hosts.count 4 hosts, 2 did not come within 1 s" in first
     assert ": 1, 3. Start" in first
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_host_0_does_not_reach_itself(count):
+    """JAX would abort the process, with a stack of C++."""
+    address = f"no-such-host.invalid:{free_port()}"
+    with pytest.raises(ConfigError, match=r"not reach itself at .*no-such-host"):
+        roll_call(HostsConfig(address, count, 0, 1))
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_an_address_of_ipv6():
+    assert call((1, 2), (0, 2), host="[::1]") == ["", ""]
 
 
 def test_host_0_is_missed():
