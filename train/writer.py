@@ -136,17 +136,28 @@ def read_metrics(run_dir: AnyPath) -> list[dict[str, Any]]:
     A killed run can leave half a last row, which is not counted.
 
     Raises:
-        ConfigError: another row is not JSON.
+        ConfigError: another row is not JSON, or not one of a run.
     """
     path = run_dir / METRICS_FILE
     if not path.exists():
         return []
     rows = []
-    for number, line in enumerate(path.read_text().split("\n")[:-1], start=1):
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
-            rows += [json.loads(line)] if line else []
-        except json.JSONDecodeError as error:
+            rows += [_row(line)] if line else []
+        except ValueError as error:  # not JSON, not UTF-8, or no row
             raise ConfigError(
                 f"{path}, line {number} is damaged ({error}): delete the line."
             ) from error
     return rows
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    row = json.loads(line)
+    if (
+        isinstance(row, dict)
+        and isinstance(row.get("step"), int)
+        and isinstance(row.get("kind"), str)
+    ):
+        return row
+    raise ValueError("it is no row with a step and a kind")

@@ -50,6 +50,24 @@ def test_a_damaged_row_in_the_middle_is_not_passed_over(tmp_path):
         read_metrics(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [b"[1]", b"7", b'{"step": 1}', b'{"step": null, "kind": "train"}', b"\0\xff"],
+)
+def test_what_is_no_row_is_named(line, tmp_path):
+    row = b'{"step": 1, "kind": "train"}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(row + line + b"\n" + row)
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl, line 2 is damaged"):
+        MetricWriter(tmp_path, start_step=1)
+
+
+def test_half_a_last_row_may_be_anything(tmp_path):
+    write(tmp_path, (1, "train", {"loss": 1.0}))
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b"\0\0\xff")
+    assert steps(tmp_path) == [(1, "train")]
+
+
 def test_nan_and_inf_are_null(tmp_path):
     values = {"a": math.nan, "b": -math.inf, "c": 1.5, "d": None, "n": 3}
     write(tmp_path, (1, "train", values))
