@@ -81,6 +81,10 @@ def main(arguments: list[str]) -> int:
         print(error, file=sys.stderr)
         # Schedulers send SIGTERM, and would count another status as a failure.
         return 0 if error.by == signal.SIGTERM else 130
+    except KeyboardInterrupt:  # where no step is being taken
+        print("interrupted", file=sys.stderr)
+        leave(130)
+        return 130
 
 
 def _full(error: Exception) -> str:

@@ -199,6 +199,15 @@ def test_a_full_device_is_one_message_with_the_remedy(tmp_path, capsys, monkeypa
     assert "--mesh.fsdp" in remedy and "--evaluation.batch-size" in remedy
 
 
+def test_ctrl_c_where_no_step_is_taken_is_one_line(tmp_path, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("train.__main__._train_in", interrupted)
+    assert main(["quickstart", "--run-dir", str(tmp_path / "run")]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
+
+
 def test_tiny_is_no_preset(capsys):
     assert main([TINY.name]) == 1
     assert "no preset is called 'tiny'" in capsys.readouterr().err
