@@ -56,8 +56,7 @@ class Checkpointer:
     def __init__(self, run_dir: AnyPath, *, keep: int | None = None) -> None:
         self._run_dir = run_dir
         self._pending: int | None = None
-        if keep is not None:
-            quieten_threads(run_dir)
+        quieten_threads(run_dir)
         folder = run_dir / FOLDER
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"{folder} is a file: move it away.")

@@ -79,9 +79,10 @@ def barrier(*, key: str, timeout_ms: int) -> None:
 
 
 class _Told(logging.Filter):
-    """Leaves out what every thread of a save says of an error of one kind.
+    """Leaves out what every thread says of an error of one kind.
 
-    It is raised where the save is waited for, and would be lost among these.
+    It is raised where the save or the read is waited for, and would be lost among
+    these.
 
     Args:
         kind: whether an error is of the kind.
@@ -103,24 +104,36 @@ def _no_room(error: BaseException) -> bool:
     return found is not None and int(found[2]) in _NO_ROOM
 
 
+def _unreadable(error: BaseException) -> bool:
+    """Of one array among many of a damaged checkpoint, which is told once."""
+    return isinstance(error, Exception) and (
+        "Error reading" in str(error)
+        or "Error opening" in str(error)
+        or "Encountered error while reading" in str(error)
+    )
+
+
 def _refused(error: BaseException) -> bool:
     return isinstance(error, Exception) and out_of_reach(error)
 
 
 _NO_ROOM_TOLD = _Told(_no_room)
+_DAMAGE_TOLD = _Told(_unreadable)
 _REFUSAL_TOLD = _Told(_refused)
 
 
 def quieten_threads(folder: AnyPath) -> None:
-    """Lets the threads of a save be quiet about what the save raises; may be repeated.
+    """Lets the threads of a save or of a read be quiet about what it raises itself.
 
-    That is a full disk and, of a folder in a bucket, that the bucket refuses.
+    That is a full disk, a damaged array and, of a folder in a bucket, that the bucket
+    refuses. May be repeated.
 
     Args:
-        folder: that is saved to.
+        folder: that is saved to or read from.
     """
     for logger in map(logging.getLogger, ("absl", "asyncio")):
         logger.addFilter(_NO_ROOM_TOLD)
+        logger.addFilter(_DAMAGE_TOLD)
         if is_remote(folder):
             logger.addFilter(_REFUSAL_TOLD)
         else:  # there may have been another save before, to a bucket
@@ -130,7 +143,7 @@ def quieten_threads(folder: AnyPath) -> None:
 
 
 class _Hook:
-    """Leaves out tensorstore's writes that end after one that failed."""
+    """Leaves out tensorstore's reads and writes that end after one that failed."""
 
     def __init__(self, shown: Callable[[Any], Any]) -> None:
         self._shown = shown

@@ -142,6 +142,20 @@ def test_threads_say_nothing_of_a_full_disk_and_all_else(name, caplog):
 
 
 @pytest.mark.parametrize("name", ["absl", "asyncio"])
+def test_threads_say_nothing_of_damaged_arrays_and_all_else(name, caplog):
+    quieten_threads(FOLDER)
+    damaged = (
+        Exception("Encountered error while reading array index: (slice(0, 2, 1),)."),
+        ValueError('NOT_FOUND: Error opening "zarr" driver: Metadata at "a"'),
+        ValueError('DATA_LOSS: Error reading "a/0.0": Truncated stream'),
+    )
+    others = (ValueError("a bug"), KeyError("reading"))
+    for error in damaged + others:
+        logging.getLogger(name).error("never retrieved", exc_info=error)
+    assert [record.exc_info[1] for record in caplog.records] == [*others]
+
+
+@pytest.mark.parametrize("name", ["absl", "asyncio"])
 def test_threads_say_nothing_of_what_a_bucket_refuses_and_all_else(name, caplog):
     pytest.importorskip("gcsfs")
     refused = (
