@@ -229,7 +229,7 @@ class Checkpointer:
         """The parameters of the newest step that is whole.
 
         Raises:
-            ConfigError: there is no step.
+            ConfigError: there is no step, or one that this user may not read.
             DamagedError: there is none that is whole.
         """
         found = self.newest(lambda step: self.restore_params(step, abstract))
@@ -238,7 +238,7 @@ class Checkpointer:
         return found[1]
 
     def _restore(self, step: int, **abstract: Any) -> Any:
-        why, other, restored, sums = "", "", None, {}
+        why, denied, other, restored, sums = "", "", "", None, {}
         items = {name: ocp.args.StandardRestore(of) for name, of in abstract.items()}
         try:
             sums = self._manager.restore(
@@ -252,6 +252,8 @@ class Checkpointer:
                 raise
             raise_out_of_reach(self._run_dir, error)
             why = str(error).split("\n")[0][:200]
+            denied = self._denied(step, why) if _is_denied(error) else ""
+        check_everywhere(not denied, denied)
         check_everywhere(not why, self._damaged(step, why), DamagedError)
         check_everywhere(not other, other, MismatchError)
         assert restored is not None
@@ -289,11 +291,22 @@ class Checkpointer:
             "version that wrote it."
         )
 
+    def _denied(self, step: int, why: str) -> str:
+        return (
+            f"the checkpoint {self._manager.directory / str(step)} may not be read by "
+            f"this user ({why}): mend its permissions."
+        )
+
     def _damaged(self, step: int, why: str) -> str:
         return (
             f"the checkpoint {self._manager.directory / str(step)} cannot be read "
             f"({why}): copy it anew, or delete the folder to use an older one."
         )
+
+
+def _is_denied(error: BaseException) -> bool:
+    """Whether files may not be read, which says nothing of what lies in them."""
+    return isinstance(error, PermissionError) or "PERMISSION_DENIED" in str(error)
 
 
 def _of_files(error: BaseException) -> bool:

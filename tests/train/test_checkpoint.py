@@ -1,6 +1,7 @@
 """Checkpoints that were damaged on disk are refused, and the one before is taken."""
 
 import dataclasses
+import errno
 import gc
 import json
 import logging
@@ -10,6 +11,7 @@ import shutil
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from tests.train.helpers import INTERRUPTED_IO, SHALLOW, changed, tiny_task
@@ -95,6 +97,24 @@ def test_after_a_flipped_byte_the_one_before_is_taken(
     with Checkpointer(run_dir, keep=2) as checkpointer:
         checkpointer.save(states[1], CONFIG)  # its name is free again
     assert newest(run_dir, task)[0] == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError(errno.EACCES, "Permission denied", "metadata"),
+        ValueError('PERMISSION_DENIED: Error opening "zarr" driver: Failed to open'),
+    ],
+)
+def test_what_may_not_be_read_is_not_called_damaged(error, run_dir, task, monkeypatch):
+    def denied(*_, **__):
+        raise error
+
+    monkeypatch.setattr(ocp.CheckpointManager, "restore", denied)
+    with pytest.raises(ConfigError, match=r"/1 may not be read .*permissions") as told:
+        newest(run_dir, task, keep=2)
+    assert not isinstance(told.value, DamagedError)
+    assert not (run_dir / "damaged").exists()
 
 
 def test_a_reader_moves_nothing(run_dir, task):
