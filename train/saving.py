@@ -49,7 +49,8 @@ def writing_checkpoint(folder: AnyPath, step: int | None) -> Iterator[None]:
         reason = _reason(error)
         if reason is None:
             raise
-        remedy = "look at its permissions" if is_remote(folder) else "make room"
+        full = _no_room(error) and not is_remote(folder)
+        remedy = "make room" if full else "look at its permissions"
         raise SaveError(
             f"the checkpoint of step {step} could not be written to {folder} "
             f"({reason}). Those before it are whole: {remedy}, then continue with "

@@ -46,8 +46,8 @@ def writing(path: AnyPath | str) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be written ({error.strerror}): make room, then continue "
-            "with --resume."
+            f"{path} cannot be written ({error.strerror}): make room, then start "
+            "again, a run with --resume."
         ) from error
 
 

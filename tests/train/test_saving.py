@@ -96,6 +96,10 @@ def test_another_error_says_that_a_save_is_lost_too(
         (NO_ROOM, r"step 7 could not be .* /a \(No space left on device\)\. Those"),
         (BY_TENSORSTORE, r"step 7 could not be .* /a \(No space left on device\)"),
         (
+            PermissionError(errno.EACCES, "Permission denied", "/a/7"),
+            r"/a \(Permission denied\)\. Those .* whole: look at its permissions",
+        ),
+        (
             ValueError("Error writing gs://a: HTTP 403 [http_response_code='403'] [b"),
             r"\(Error writing gs://a: HTTP 403\)",
         ),
