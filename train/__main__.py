@@ -12,6 +12,7 @@ python -m train report FOLDER RUN [RUN ...]  compare finished runs, table and fi
 """
 
 import argparse
+import errno
 import logging
 import os
 import re
@@ -47,6 +48,13 @@ EXPECTED = (ConfigError, DataError, NonFiniteError)
 """Errors whose message is for the user; any other is a bug and keeps its traceback."""
 
 
+_OF_FOLDERS = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
+    *(errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
+}
+"""What is wrong with a file or folder that was named, and is no bug."""
+
+
 def main(arguments: list[str]) -> int:
     """Runs one command. Returns the exit status."""
     flags.FLAGS.mark_as_parsed()  # grain reads absl flags, which tyro replaces
@@ -60,6 +68,13 @@ def main(arguments: list[str]) -> int:
             return _run(command, rest)
     except EXPECTED as error:
         print(f"error: {error}", file=sys.stderr)
+        leave(1)
+        return 1
+    except OSError as error:
+        if error.errno not in _OF_FOLDERS:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror}", file=sys.stderr)
         leave(1)
         return 1
     except jax.errors.JaxRuntimeError as error:

@@ -1,5 +1,6 @@
 """The command line as a user meets it: real processes, one message an error."""
 
+import errno
 import json
 import os
 import pathlib
@@ -206,6 +207,34 @@ def test_ctrl_c_where_no_step_is_taken_is_one_line(tmp_path, capsys, monkeypatch
     monkeypatch.setattr("train.__main__._train_in", interrupted)
     assert main(["quickstart", "--run-dir", str(tmp_path / "run")]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/a/config.json"),
+            "error: /a/config.json: Permission denied",
+        ),
+        (OSError(errno.ENOSPC, "No space left"), "error: No space left"),
+    ],
+)
+def test_what_folders_do_not_allow_is_one_line(error, line, capsys, monkeypatch):
+    def refused(*_):
+        raise error
+
+    monkeypatch.setattr("train.__main__.predict", refused)
+    assert main(["predict", "runs/a", "What is 1 plus 1?"]) == 1
+    assert capsys.readouterr().err == line + "\n"
+
+
+def test_other_errors_of_the_system_are_bugs(monkeypatch):
+    def reset(*_):
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset")
+
+    monkeypatch.setattr("train.__main__.predict", reset)
+    with pytest.raises(ConnectionResetError):
+        main(["predict", "runs/a", "What is 1 plus 1?"])
 
 
 def test_tiny_is_no_preset(capsys):
