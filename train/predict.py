@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from safetensors import SafetensorError
 
 from ntl_jax import NumberVocab
 from ntl_jax.generate import greedy, number_distributions
@@ -262,7 +263,12 @@ def export(path: AnyPath, folder: pathlib.Path, arguments: Sequence[str] = ()) -
             "checkpoint with train.predict.load_run."
         )
     make_folder(folder)
-    save_checkpoint(folder, trained.model, trained.params)
+    try:
+        save_checkpoint(folder, trained.model, trained.params)
+    except SafetensorError as error:
+        raise ConfigError(
+            f"{folder} cannot be written ({error}): make room, and name a new folder."
+        ) from error
     trained.tokenizer.save(folder)
     print(f"wrote {folder}")
     if isinstance(trained.tokenizer, DigitTokenizer):

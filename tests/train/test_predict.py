@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 
 from ntl_jax.generate import greedy
 from train.config import ConfigError
@@ -102,3 +103,12 @@ def test_a_run_without_checkpoint_is_refused(tmp_path, compared):
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(ConfigError, match="no finished checkpoint"):
         load_run(tmp_path)
+
+
+def test_an_export_without_room_is_one_message(compared, tmp_path, monkeypatch):
+    def full(*_):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("train.predict.save_checkpoint", full)
+    with pytest.raises(ConfigError, match=r"out cannot be written .*No space left"):
+        export(compared / "ce", tmp_path / "out")
