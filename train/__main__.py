@@ -38,7 +38,7 @@ from train.pretrained import adopt_checkpoint
 from train.progress import NonFiniteError
 from train.reevaluate import evaluate
 from train.report import report, scores_of_run
-from train.rundir import resolve_run_dir
+from train.rundir import check_same_flags, resolve_run_dir
 from train.storage import AnyPath, any_path, is_remote, local_path, reaching
 from train.topology import first_line
 from train.validate import validate_data
@@ -224,6 +224,7 @@ def train(preset: str, overrides: list[str]) -> None:
     if config.compilation_cache is not None:
         jax.config.update("jax_compilation_cache_dir", config.compilation_cache)
     with Watchdog(config.hosts.stuck_after) as watchdog:
+        check_same_flags(config)
         run_dir = any_path(from_first(lambda: str(resolve_run_dir(config))))
         if is_coordinator():
             print(f"writing to {run_dir}", file=sys.stderr)

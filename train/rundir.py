@@ -9,6 +9,7 @@ from typing import Any
 from ntl_jax.value_scales import ValueScale
 from train.checkpoint import has_checkpoint
 from train.config import ConfigError, TrainConfig
+from train.hosts import check_everywhere, from_first
 from train.model import model_of_dict
 from train.storage import AnyPath, any_path, is_remote, reaching
 from train.writer import replace_text
@@ -35,6 +36,9 @@ MAY_DIFFER = {
     "model.unroll_layers",
 }
 """Fields that a resumed run may change without becoming another run."""
+
+OF_EACH_HOST = {"hosts", "run_dir", "compilation_cache", "token_cache", "data.raw_dir"}
+"""Fields that may differ from host to host; `run_dir` is host 0's on all of them."""
 
 
 def resolve_run_dir(config: TrainConfig) -> AnyPath:
@@ -188,6 +192,28 @@ def check_same_run(run_dir: AnyPath, config: TrainConfig) -> None:
             "these:\n  " + "\n  ".join(differing) + "\nGive the old ones, or train "
             "anew in another folder, without --resume."
         )
+
+
+def check_same_flags(config: TrainConfig) -> None:
+    """Refuses to train where hosts were started with different flags.
+
+    They would wait for each other forever, or train another model each, unnoticed.
+
+    Raises:
+        ConfigError: names every field that differs from host 0's, with both values.
+    """
+    own = _flat(config_dict(config))
+    first = from_first(lambda: own)
+    differing = [
+        f"--{key.replace('_', '-')}: {first.get(key)!r} on host 0, {value!r} here"
+        for key, value in own.items()
+        if OF_EACH_HOST.isdisjoint((key, key.split(".")[0])) and first.get(key) != value
+    ]
+    check_everywhere(
+        not differing,
+        "every host must be started with the same flags, and these differ:\n  "
+        + "\n  ".join(differing),
+    )
 
 
 def _may_go_on(old: dict[str, Any], new: dict[str, Any]) -> bool:

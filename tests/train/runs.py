@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -68,6 +69,7 @@ def start(
     devices: int = 1,
     flags: str = FLAGS,
     anew: bool = False,
+    of_last: Sequence[str] = (),
 ) -> list[subprocess.Popen[str]]:
     """Starts a run on `hosts` processes of `devices` simulated devices each.
 
@@ -78,6 +80,7 @@ def start(
         devices: of each.
         flags: of XLA.
         anew: compiles everything, instead of taking what an earlier run compiled.
+        of_last: more flags, of the last process alone.
     """
     flags = f"{flags} --xla_force_host_platform_device_count={devices}"
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
@@ -92,6 +95,8 @@ def start(
         if hosts > 1:
             place = ["--hosts.coordinator", address, "--hosts.count", str(hosts)]
             place += ["--hosts.index", str(index), "--hosts.lost-after", "10"]
+        if index == hosts - 1:
+            place += of_last
         processes.append(
             subprocess.Popen(
                 [*command, *place, *more],

@@ -18,6 +18,7 @@ from tests.train.runs import (
     ROOT,
     STEPS,
     assert_same_run,
+    finish,
     rows,
     saved,
     start,
@@ -134,6 +135,18 @@ def test_from_four_hosts_that_share_parameters_to_one_and_back(tmp_path):
     assert_close_rows(run_dir, whole)
     train(copy, "--resume", *mesh, **FOUR)
     assert_same_run(copy, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", ["--seed=1", "--steps=70"])
+def test_hosts_of_different_flags_do_not_train(flag, tmp_path):
+    """Two seeds would end well, with two models; more steps would never end."""
+    processes = start(tmp_path / "run", hosts=2, flags=QUICK, of_last=[flag])
+    (first, said), (second, named) = finish(processes)
+    assert (first, second) == (1, 1)
+    assert "error: on host 1 this failed: see there." in said
+    assert f"{flag.split('=')[0]}: " in named and "on host 0" in named
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

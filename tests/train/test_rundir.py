@@ -5,8 +5,9 @@ import json
 import pytest
 
 from tests.train.helpers import TINY, changed
+from train import rundir
 from train.config import ConfigError
-from train.rundir import check_same_run, resolve_run_dir, write_config
+from train.rundir import check_same_flags, check_same_run, resolve_run_dir, write_config
 
 
 def resumed(tmp_path, schedule: str, then: int, now: int, **more) -> None:
@@ -33,6 +34,29 @@ def test_steps_of_a_schedule_that_ends_may_not(schedule, tmp_path):
 def test_another_schedule_does_not_let_steps_grow(tmp_path):
     with pytest.raises(ConfigError, match=r"--optimizer\.schedule: 'constant' then"):
         resumed(tmp_path, "constant", 6, 9, optimizer__schedule="cosine")
+
+
+def started_on_another_host(monkeypatch, **changes) -> None:
+    """Checks TINY with `changes` where host 0 was started with TINY."""
+    first = rundir._flat(rundir.config_dict(TINY))
+    monkeypatch.setattr(rundir, "from_first", lambda _: first)
+    check_same_flags(changed(TINY, **changes))
+
+
+def test_hosts_take_the_same_flags(monkeypatch):
+    said = (
+        r"differ:\n  --optimizer\.learning-rate: .* host 0, 0\.5 here\n  --seed: 0 on"
+    )
+    with pytest.raises(ConfigError, match=said):
+        started_on_another_host(monkeypatch, optimizer__learning_rate=0.5, seed=1)
+    with pytest.raises(ConfigError, match="--resume: False on host 0, True here"):
+        started_on_another_host(monkeypatch, resume=True)
+
+
+def test_hosts_may_have_places_of_their_own(monkeypatch):
+    places = dict.fromkeys(("run_dir", "token_cache", "compilation_cache"), "somewhere")
+    more = {"hosts__index": 1, "data__raw_dir": "somewhere"}
+    started_on_another_host(monkeypatch, **places, **more)
 
 
 def test_hosts_and_cache_may_differ(tmp_path):
