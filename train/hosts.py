@@ -1,5 +1,6 @@
 """One run on many hosts: joining, sharing out a batch, speaking with one voice."""
 
+import collections
 import glob
 import importlib.util
 import json
@@ -31,8 +32,9 @@ def join(config: HostsConfig) -> None:
     `jax.distributed.initialize` knows: srun, mpirun, Kubernetes jobs and TPU slices.
 
     Raises:
-        ConfigError: the flags contradict each other, or hosts are missing after
-            `config.timeout` seconds; the message names them.
+        ConfigError: the flags contradict each other, hosts are missing after
+            `config.timeout` seconds, or have not all as many devices; the message
+            names them.
     """
     if jax.distributed.is_initialized():
         return
@@ -55,6 +57,19 @@ def join(config: HostsConfig) -> None:
                     f"({error}): give --hosts.coordinator, --hosts.count and "
                     "--hosts.index."
                 ) from error
+    if jax.distributed.is_initialized():
+        _check_devices()
+
+
+def _check_devices() -> None:
+    """JAX's own exchange between hosts takes as many devices of each."""
+    counts = collections.Counter(device.process_index for device in jax.devices())
+    if len(set(counts.values())) > 1:
+        each = ", ".join(f"{counts[host]} on host {host}" for host in sorted(counts))
+        raise ConfigError(
+            f"every host must have the same number of devices, not {each}: look for "
+            "those that are missing, or leave some out (CUDA_VISIBLE_DEVICES)."
+        )
 
 
 def launcher() -> str | None:

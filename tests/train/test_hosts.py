@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import numpy as np
@@ -196,6 +197,15 @@ def test_the_printed_commands_for_two_processes(tmp_path):
 def test_rows_of_this_process_are_all_where_it_is_alone():
     sharding = batch_sharding(make_mesh(4, 1, 2))
     np.testing.assert_array_equal(hosts.local_rows(sharding, 8), np.arange(8))
+
+
+def test_hosts_have_as_many_devices(monkeypatch):
+    devices = [types.SimpleNamespace(process_index=host) for host in (0, 1, 1)]
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    with pytest.raises(ConfigError, match="not 1 on host 0, 2 on host 1: look for"):
+        hosts._check_devices()
+    monkeypatch.setattr(jax, "devices", lambda: devices[:2])
+    hosts._check_devices()
 
 
 def test_flags_belong_together():
