@@ -43,6 +43,7 @@ from ntl_jax.token_kinds import Kind, bare, ids_of_kind, kinds_of
 
 _DIGIT = re.compile(r"[0-9]")
 _DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?|\.[0-9]+")
+_BYTE = re.compile("<0x([0-9A-F]{2})>")  # how byte fallback spells a byte
 _LARGEST = 1e18  # its square is still a finite float32, so a squared error is too
 
 
@@ -265,7 +266,7 @@ class NumberVocab:
             texts hold no digit, since then none is missed.
         """
         digits_on = {
-            token_id: sum(map(len, _DIGIT.findall(token)))
+            token_id: len(_DIGIT.findall(_written(token)))
             for token, token_id in tokenizer.get_vocab().items()
         }
         covered = total = 0
@@ -279,6 +280,12 @@ class NumberVocab:
 
     def _is_number(self, token_id: int) -> bool:
         return 0 <= token_id < self.vocab_size and bool(self.row[token_id] >= 0)
+
+
+def _written(token: str) -> str:
+    """What a token writes: the digits in the name of a byte are none of the text."""
+    byte = _BYTE.fullmatch(token)
+    return chr(int(byte[1], 16)) if byte else token
 
 
 def _resolve(policy: Policy) -> Callable[[str], float | None]:

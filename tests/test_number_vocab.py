@@ -157,6 +157,15 @@ def test_coverage_stays_a_share_where_normalisation_makes_digits():
     assert vocab.coverage(pieces, ["½"]) == pytest.approx(1 / 3)
 
 
+def test_bytes_are_no_digits_by_their_names():
+    tokens = {"5": 0, "<0xE2>": 1, "<0x82>": 2, "<0xAC>": 3, "<0x37>": 4}
+    euro = SimpleNamespace(get_vocab=lambda: tokens, encode=lambda text: [0, 1, 2, 3])
+    vocab = NumberVocab.from_mapping(tokens, vocab_size=5)
+    assert vocab.coverage(euro, ["5€"]) == 1.0
+    seven = SimpleNamespace(get_vocab=lambda: tokens, encode=lambda text: [0, 4])
+    assert vocab.coverage(seven, ["57"]) == 0.5  # 0x37 is the digit 7, and no number
+
+
 @pytest.fixture(scope="session")
 def t5_tokenizer(data_dir):
     transformers = pytest.importorskip("transformers")
