@@ -28,7 +28,8 @@ def read_evaluation(run_dir: AnyPath) -> Evaluation:
     """What a finished run wrote to evaluation.json.
 
     Raises:
-        ConfigError: the run has not been evaluated, or by an older version.
+        ConfigError: the run has not been evaluated, or by an older version, or the file
+            is damaged.
     """
     path = run_dir / RESULTS_FILE
     if not path.exists():
@@ -38,14 +39,23 @@ def read_evaluation(run_dir: AnyPath) -> Evaluation:
             runs = ", ".join(str(found.parent) for found in inside)
             remedy = f"name the runs in it, {runs}"
         raise ConfigError(f"{run_dir} has no {RESULTS_FILE}: {remedy}.")
-    evaluation = json.loads(path.read_text())
+    try:
+        evaluation = json.loads(path.read_text())
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise ConfigError(f"{path} is damaged ({error}): {_again(run_dir)}") from error
+    if not isinstance(evaluation, dict):
+        raise ConfigError(f"{path} holds no JSON object: {_again(run_dir)}")
     old = [name for name, result in evaluation.items() if "paper_compat" not in result]
     if old:
-        raise ConfigError(
-            f"{path} was written by an older version: evaluate the run again, with "
-            f"`python -m train evaluate {run_dir}`."
-        )
+        raise ConfigError(f"{path} was written by an older version: {_again(run_dir)}")
     return evaluation
+
+
+def _again(run_dir: AnyPath) -> str:
+    return (
+        f"evaluate the run again, with `python -m train evaluate {run_dir}`, and name "
+        "the folder that it writes."
+    )
 
 
 def read_predictions(
@@ -54,17 +64,30 @@ def read_predictions(
     """The rows of predictions.jsonl by set.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: there is no such file, or a line of it is damaged.
     """
     path = run_dir / PREDICTIONS_FILE
     if not path.exists():
-        raise ConfigError(f"{run_dir} has no {PREDICTIONS_FILE}: evaluate it again.")
+        raise ConfigError(f"{run_dir} has no {PREDICTIONS_FILE}: {_again(run_dir)}")
     rows: dict[str, list[dict[str, str]]] = {name: [] for name in sets}
-    with path.open() as file:
-        for line in file:
-            row = json.loads(line)
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            row = _answer(line)
             rows[row["set"]].append(row)
+        except (ValueError, KeyError) as error:
+            raise ConfigError(
+                f"{path}, line {number} is damaged ({error}): {_again(run_dir)}"
+            ) from error
     return rows
+
+
+def _answer(line: bytes) -> dict[str, str]:
+    """A row of predictions.jsonl; ValueError where it is none."""
+    row = json.loads(line)
+    names = ("set", "question", "answer", "prediction")
+    if not isinstance(row, dict) or not row.keys() >= set(names):
+        raise ValueError(f"no object with {', '.join(names)}")
+    return row
 
 
 def report(run_dirs: Mapping[str, AnyPath], folder: AnyPath) -> str:
@@ -79,8 +102,11 @@ def report(run_dirs: Mapping[str, AnyPath], folder: AnyPath) -> str:
 
     Raises:
         ConfigError: a run has not been evaluated, or on other sets or rows than the
-            first, or with another `paper_compat`.
+            first, or with another `paper_compat`; a file is damaged, or stands where
+            the folder should be.
     """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file: name a folder for the report.")
     evaluations = {name: read_evaluation(run) for name, run in run_dirs.items()}
     sets = [list(evaluation) for evaluation in evaluations.values()]
     if any(names != sets[0] for names in sets):

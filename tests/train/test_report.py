@@ -247,6 +247,32 @@ def test_unfinished_runs_and_other_sets_are_refused(compared, tmp_path):
         report(runs, tmp_path)
 
 
+def test_damaged_files_are_named_with_the_remedy(compared, tmp_path):
+    folder, run = tmp_path / "out", tmp_path / "run"
+    run.mkdir()
+    names = ("evaluation.json", "predictions.jsonl")
+    whole = {name: (compared / "ce" / name).read_bytes() for name in names}
+    evaluation, answers = whole.values()
+    line = answers.splitlines(keepends=True)[2]
+    cases = [
+        (names[0], evaluation[:5000], r"evaluation\.json is damaged \(Expecting"),
+        (names[0], evaluation[:99] + b"\xff" + evaluation[100:], "is damaged .*utf-8"),
+        (names[0], b"[1]", "holds no JSON object"),
+        (names[1], answers + line[:40], rf"line {answers.count(10) + 1} is damaged"),
+        (names[1], answers + b"{}\n", "no object with set, question"),
+        (names[1], line.replace(SETS[0].encode(), b"more"), "line 1 .*'more'"),
+    ]
+    for name, content, message in cases:
+        for file, data in (whole | {name: content}).items():
+            (run / file).write_bytes(data)
+        with pytest.raises(ConfigError, match=message) as caught:
+            report({"run": run}, folder)
+        assert f"`python -m train evaluate {run}`" in str(caught.value)
+        assert not folder.exists()
+    with pytest.raises(ConfigError, match="is a file: name a folder"):
+        report({"ce": compared / "ce"}, run / "evaluation.json")
+
+
 def test_variants_differ_in_the_number_loss_alone(compared):
     first, second = variants(COMPARED).values()
     assert first.loss == LossConfig(ce=1.0, was=0.0)
