@@ -49,8 +49,8 @@ def with_numbers(
     if not np.isfinite(scaled).all():
         place = int(np.argmin(np.isfinite(scaled)))
         raise DataError(
-            f"the answer of row {place} is {numbers[place]:g}, which float32 does not "
-            "hold: "
+            f"the answer of row {place + 1} is {numbers[place]:g}, which float32 does "
+            "not hold: "
             + (
                 "set --value-scale log1p"
                 if np.isfinite(numbers[place])
@@ -72,8 +72,8 @@ def last_numbers(rows: Sequence[Row]) -> np.ndarray:
         number = last_number(row["answer"], fractions=True)
         if number is None:
             raise DataError(
-                f"the answer of row {place} holds no number, which a regression head "
-                "learns from: leave the row out, or set --head lm"
+                f"the answer of row {place + 1} holds no number, which a regression "
+                "head learns from: leave the row out, or set --head lm"
             )
         try:
             numbers[place] = float(number)

@@ -123,7 +123,7 @@ def test_many_rows_tokenise_as_one_by_one():
 def test_ids_outside_the_vocabulary_are_named():
     rows = [{"question": "1", "answer": "1"}, {"question": "1", "answer": "9"}]
     tokenize(rows, vocab_size=13)
-    with pytest.raises(DataError, match=r"answer of row 1 has token id 12, .* 0\.\.11"):
+    with pytest.raises(DataError, match=r"answer of row 2 has token id 12, .* 0\.\.11"):
         tokenize(rows, vocab_size=12)
 
 

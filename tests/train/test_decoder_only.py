@@ -119,7 +119,7 @@ def test_long_rows_keep_their_end_token_and_are_counted(tokenizer):
 
 def test_an_empty_question_has_nothing_to_begin_with(tokenizer):
     rows = [*ROWS, {"question": "", "answer": "1"}]
-    with pytest.raises(DataError, match="the question of row 2 has no token"):
+    with pytest.raises(DataError, match="the question of row 3 has no token"):
         tokenized(rows, tokenizer)
 
 

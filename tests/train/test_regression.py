@@ -104,15 +104,15 @@ def test_batches_hold_the_scaled_numbers_of_their_rows():
 def test_answers_without_a_number_or_too_large_are_refused():
     inputs = load_inputs(HEAD, MODEL)
     rows = [{"question": "a", "answer": "5"}, {"question": "b", "answer": "none"}]
-    with pytest.raises(DataError, match=r"row 1 holds no number.*--head lm"):
+    with pytest.raises(DataError, match=r"row 2 holds no number.*--head lm"):
         tokenized(rows, HEAD, MODEL, inputs.tokenizer)
     rows = [{"question": "a", "answer": "1e99"}]
-    with pytest.raises(DataError, match=r"row 0 is 1e\+99.*--value-scale log1p"):
+    with pytest.raises(DataError, match=r"row 1 is 1e\+99.*--value-scale log1p"):
         tokenized(rows, changed(HEAD, value_scale="none"), MODEL, inputs.tokenizer)
     assert len(tokenized(rows, HEAD, MODEL, inputs.tokenizer)) == 1
     for answer in ("-" + "9" * 400, "9" * 400 + "/7"):
         rows = [{"question": "a", "answer": answer}]
-        with pytest.raises(DataError, match=r"row 0 is -?inf.*leave the row out"):
+        with pytest.raises(DataError, match=r"row 1 is -?inf.*leave the row out"):
             tokenized(rows, HEAD, MODEL, inputs.tokenizer)
 
 

@@ -168,9 +168,8 @@ def mask_rows(
     values: list[np.ndarray] = []
     targets: list[np.ndarray] = []
     cut = [0, 0]
-    for place, (number, question, answer, plain) in enumerate(
-        _encoded(rows, tokenizer)
-    ):
+    encoded = enumerate(_encoded(rows, tokenizer), start=1)
+    for place, (number, question, answer, plain) in encoded:
         _check_answer(place, number, answer, num_id)
         cut[0] += len(question.ids) - 1 > max_source_length
         cut[1] += len(answer.ids) > max_target_length
@@ -254,12 +253,19 @@ def _check_answer(
     read = [v for i, v in zip(answer.ids, answer.values, strict=True) if i == num_id]
     number = _float(last.value)
     with np.errstate(over="ignore"):
-        kept = bool(read) and np.float32(read[-1]) == np.float32(number)
-    if not kept:
+        kept = np.float32(read[-1]) if read else None
+        wanted = np.float32(number)
+    if kept == wanted:
+        return
+    if kept == -wanted:
         raise DataError(
-            f"the answer of row {place} ends with the number {number:g}, which "
-            "float32 does not hold in full: leave the row out, or set --head lm"
+            f"the answer of row {place} ends with the number {number:g}, but no '-' "
+            "stands right before its digits: write it there, or set --head lm"
         )
+    raise DataError(
+        f"the answer of row {place} ends with the number {number:g}, which float32 "
+        "does not hold in full: leave the row out, or set --head lm"
+    )
 
 
 def _float(number: Exact) -> float:

@@ -242,7 +242,7 @@ def tokenize_rows(
     sources = Ragged(ids["sources"], ids["source_offsets"])
     targets = Ragged(ids["targets"], ids["target_offsets"])
     if causal and (np.diff(sources.offsets) == 0).any():
-        row = int(np.argmin(np.diff(sources.offsets)))
+        row = 1 + int(np.argmin(np.diff(sources.offsets)))
         raise DataError(
             f"the question of row {row} has no token: a decoder-only model needs one "
             "to begin with; leave the row out, or set a separator"
@@ -317,7 +317,7 @@ def _check_range(name: str, ragged: Ragged, vocab_size: int) -> None:
     if low < 0 or high >= vocab_size:
         bad = low if low < 0 else high
         where = int(np.flatnonzero(ragged.values == bad)[0])
-        row = int(np.searchsorted(ragged.offsets, where, side="right")) - 1
+        row = int(np.searchsorted(ragged.offsets, where, side="right"))
         raise DataError(
             f"the {name} of row {row} has token id {bad}, outside 0..{vocab_size - 1}: "
             "the model's vocabulary is smaller than the tokenizer's; use the tokenizer "
