@@ -4,7 +4,8 @@ Command:   python -m train paper-arithmetic
 Offline:   add --init-from FOLDER (T5-small) and --data.raw-dir FOLDER, which holds
            mathematics_dataset/SPLIT/MODULE.txt of release v1.0; or --data.generate
 Other losses: --loss.was None --loss.mse 0.3, and so on; cross entropy alone:
-           --loss.was None
+           --loss.was None; with T5's own tokenizer, as the paper's row of cross
+           entropy: also --no-split-digits
 """
 
 from train.config import (

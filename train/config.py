@@ -25,8 +25,8 @@ class OptimizerConfig:
     learning_rate: float = 1e-4
     """Peak learning rate."""
     schedule: Literal["constant", "cosine", "linear", "plateau"] = "constant"
-    """After warm-up. plateau: multiplied by plateau_factor when the evaluation loss
-    has not improved for plateau_patience evaluations."""
+    """After warm-up. plateau: multiplied by plateau_factor when the loss of the first
+    evaluation set has not improved for plateau_patience evaluations."""
     warmup_steps: int = 0
     """Steps over which the learning rate rises linearly from 0."""
     final_fraction: float = 0.0

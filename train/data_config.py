@@ -55,7 +55,7 @@ class DataConfig:
     all."""
     eval_size: int | None = None
     """Evaluate on so many rows of each evaluation set, its first ones (mathematics:
-    of each module); None takes all."""
+    the first of each module, so many in all); None takes all."""
     validation_fraction: float = 0.0
     """gsm8k, jsonl, tsv: this share of the training rows is held out as the evaluation
     set "validation" (the paper: 0.15 of GSM8K)."""
