@@ -114,7 +114,12 @@ def say(text: object) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _say_no_more()
+
+
+def _say_no_more() -> None:
+    """What standard output still holds must not fail when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _log_to_stderr() -> None:
@@ -204,14 +209,18 @@ def parse_config(
     if init_from not in (None, "None"):  # the latter as tyro reads it
         # Before the flags are read: those of --model are of the checkpoint's kind.
         default = adopt_checkpoint(default, init_from)
-    return tyro.cli(
-        TrainConfig,
-        default=default,
-        args=overrides,
-        prog=" ".join(filter(None, ("python -m train", command, preset))),
-        # Lines would run into each other, but for those after a blank one.
-        description=re.sub(r"(?<!\n)\n(?=\w)", "\n\n", description),
-    )
+    try:
+        return tyro.cli(
+            TrainConfig,
+            default=default,
+            args=overrides,
+            prog=" ".join(filter(None, ("python -m train", command, preset))),
+            # Lines would run into each other, but for those after a blank one.
+            description=re.sub(r"(?<!\n)\n(?=\w)", "\n\n", description),
+        )
+    except BrokenPipeError:  # of --help, whose reader has read enough
+        _say_no_more()
+        sys.exit(0)
 
 
 def train(preset: str, overrides: list[str]) -> None:

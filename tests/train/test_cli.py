@@ -164,8 +164,9 @@ def test_list_names_every_preset(capsys):
     assert {line.split()[0] for line in lines} >= {"quickstart", "finetune"}
 
 
-def test_a_reader_may_leave_before_the_end():
-    command = [sys.executable, "-m", "train", "list"]
+@pytest.mark.parametrize("asked", [["list"], ["quickstart", "--help"]])
+def test_a_reader_may_leave_before_the_end(asked):
+    command = [sys.executable, "-m", "train", *asked]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as listing:
         listing.stdout.close()
