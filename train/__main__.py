@@ -38,7 +38,7 @@ from train.pretrained import adopt_checkpoint
 from train.progress import NonFiniteError
 from train.reevaluate import evaluate
 from train.report import report, scores_of_run
-from train.rundir import check_same_flags, resolve_run_dir
+from train.rundir import CONFIG_FILE, check_same_flags, resolve_run_dir
 from train.storage import AnyPath, any_path, is_remote, local_path, reaching
 from train.topology import first_line
 from train.validate import validate_data
@@ -152,6 +152,7 @@ def _run(command: str, rest: list[str]) -> int:
         case "report", [folder, *paths] if paths:
             runs, path = named_runs(paths), any_path(folder)
             with reaching(path, *runs.values()):
+                refuse_run(path)
                 say(report(runs, path))
         case (
             (
@@ -180,6 +181,15 @@ def named_runs(paths: list[str]) -> dict[str, AnyPath]:
     last = [run.name for run in runs]
     names = last if len(set(last)) == len(last) else paths
     return dict(zip(names, runs, strict=True))
+
+
+def refuse_run(folder: AnyPath) -> None:
+    """Raises ConfigError where a report would be written into a run, as happens to
+    those who name their runs alone."""
+    if (folder / CONFIG_FILE).exists():
+        raise ConfigError(
+            f"{folder} is a run itself: name a folder for the report first, then runs."
+        )
 
 
 def list_presets() -> None:

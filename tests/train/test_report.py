@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.train.helpers import COMPARED, changed
-from train.__main__ import named_runs
+from train.__main__ import main, named_runs
 from train.compare import loss_name, variants
 from train.config import ConfigError, LossConfig
 from train.figures import error_figure, error_shares, offset_distribution
@@ -271,6 +271,13 @@ def test_damaged_files_are_named_with_the_remedy(compared, tmp_path):
         assert not folder.exists()
     with pytest.raises(ConfigError, match="is a file: name a folder"):
         report({"ce": compared / "ce"}, run / "evaluation.json")
+
+
+def test_a_run_in_the_place_of_the_folder_is_refused(compared, capsys):
+    before = sorted(path.name for path in (compared / "ce").iterdir())
+    assert main(["report", f"{compared / 'ce'}", f"{compared / 'ce-0.3was'}"]) == 1
+    assert "name a folder for the report first" in capsys.readouterr().err
+    assert sorted(path.name for path in (compared / "ce").iterdir()) == before
 
 
 def test_variants_differ_in_the_number_loss_alone(compared):
