@@ -29,7 +29,13 @@ from train.data import (
 )
 from train.model import is_decoder_only
 from train.regression import last_numbers, with_numbers
-from train.row_checks import check_length, count_long, count_numbers, count_unknown
+from train.row_checks import (
+    POSITIONS,
+    check_length,
+    count_long,
+    count_numbers,
+    count_unknown,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +148,7 @@ def _packed(
     train: TokenizedDataset, config: TrainConfig, model: AnyConfig
 ) -> PackedDataset:
     packed = pack(train, seed=config.data.seed, length=config.data.packed_length)
-    for name in ("n_positions", "max_position_embeddings"):
+    for name in POSITIONS:
         length, most = packed.shape[0], getattr(model, name, packed.shape[0])
         if length > most:
             raise ConfigError(

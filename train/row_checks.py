@@ -15,12 +15,14 @@ from train.data.transforms import Ragged
 _TOKENS_AT_ONCE = 2**24  # bounds what comparing them takes
 _ROWS_READ = 100  # for characters to name
 _NAMED = 5
+POSITIONS = ("n_positions", "max_position_embeddings")
+"""Fields of decoder-only models that say how long a row may be."""
 
 logger = logging.getLogger("train")
 
 
 def check_length(dataset: TokenizedDataset, config: TrainConfig, model: AnyConfig):
-    """A table of positions ends somewhere; generation goes beyond the prompt."""
+    """Positions end somewhere; generation goes beyond the prompt."""
     if isinstance(model, NumformerConfig):
         (length,) = dataset.shape
         if length > model.max_positions:
@@ -36,15 +38,17 @@ def check_length(dataset: TokenizedDataset, config: TrainConfig, model: AnyConfi
 
 
 def check_positions(longest: int, config: TrainConfig, model: AnyConfig) -> None:
-    """A table of positions holds rows and answers of so many tokens, or ConfigError."""
-    most = getattr(model, "n_positions", None)
-    if most is not None and longest > most:
-        more = f"set --model.n-positions {longest}, or " if not config.init_from else ""
-        raise ConfigError(
-            f"questions and answers take up to {longest} tokens, more than the model's "
-            f"{most} positions: {more}lower --data.max-source-length, "
-            "--data.max-target-length or --evaluation.max-new-tokens."
-        )
+    """A model has positions for rows and answers of so many tokens, or ConfigError."""
+    for name in POSITIONS:
+        most = getattr(model, name, longest)
+        if longest > most:
+            flag = f"--model.{name.replace('_', '-')}"
+            more = f"set {flag} {longest}, or " if not config.init_from else ""
+            raise ConfigError(
+                f"questions and answers take up to {longest} tokens, more than the "
+                f"model's {most} positions: {more}lower --data.max-source-length, "
+                "--data.max-target-length or --evaluation.max-new-tokens."
+            )
 
 
 def count_numbers(set_name: str, rows: Sequence[Row]) -> None:

@@ -139,8 +139,12 @@ def test_topology_is_asked_for(capsys):
     assert "--topology" in capsys.readouterr().err
 
 
-def test_rows_longer_than_the_positions_are_refused(capsys):
+@pytest.mark.parametrize(
+    ("preset", "field"),
+    [("gpt2", "n-positions"), ("granite", "max-position-embeddings")],
+)
+def test_rows_longer_than_the_positions_are_refused(preset, field, capsys):
     longer = ["--data.max-source-length=20", "--data.max-target-length=20"]
-    at = ["--topology=local", "--mesh.fsdp=-1"]
-    assert main(["aot", "gpt2-multiplication", *longer, *at]) == 1
+    at = [f"--model.{field}=32", "--topology=local", "--mesh.fsdp=-1"]
+    assert main(["aot", f"{preset}-multiplication", *longer, *at]) == 1
     assert "40 tokens, more than the model's 32" in capsys.readouterr().err

@@ -257,10 +257,18 @@ def test_evaluation_sees_every_row_and_the_same_loss(finished):
     np.testing.assert_allclose(total / count, expected, rtol=1e-5)
 
 
-def test_positions_and_end_tokens_must_do():
-    short = changed(CAUSAL, model__n_positions=8)
-    with pytest.raises(ConfigError, match="more than the model's 8 positions"):
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [("gpt2", "n_positions"), ("granite", "max_position_embeddings")],
+)
+def test_rows_must_have_positions(model, field):
+    short = changed(of(model), **{f"model__{field}": 8})
+    said = f"more than the model's 8 positions: set --model.{field.replace('_', '-')} "
+    with pytest.raises(ConfigError, match=said):
         load_inputs(short, short.model)
+
+
+def test_end_tokens_must_be_the_same():
     other = changed(CAUSAL, model__eos_token_id=7)
     with pytest.raises(ConfigError, match="ends a text with token 1, the model with 7"):
         load_inputs(other, other.model)
