@@ -109,8 +109,8 @@ def _missing(found: set[int], config: HostsConfig) -> str:
     if 0 in absent:
         return (
             "host 0 does not reach itself at --hosts.coordinator "
-            f"{config.coordinator}: give every host a name or an address of this "
-            "machine, which has --hosts.index 0."
+            f"{config.coordinator}: give every host a name or an address of the "
+            "machine that has --hosts.index 0."
         )
     return (
         f"of --hosts.count {config.count} hosts, {len(absent)} did not come within "
