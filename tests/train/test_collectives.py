@@ -72,6 +72,12 @@ def whole_batches(found: list[Sent]) -> list[Sent]:
     ]
 
 
+def gathered_states(found: list[Sent]) -> list[Sent]:
+    """Activations inside layers, gathered in the place of a kernel."""
+    gathered = [x for x in found if x.operation == "all-gather"]
+    return [x for x in gathered if x.dtype == "bf16" and LENGTH in x.shape]
+
+
 def logits(found: list[Sent]) -> list[Sent]:
     """Logits of any rows: a row's many columns."""
     return [x for x in found if LENGTH in x.shape[:-1] and x.shape[-1] >= COLUMNS // 8]
@@ -104,6 +110,7 @@ def test_parameters_are_gathered_layer_by_layer_in_bfloat16(tmp_path, family, me
     assert not stacks(found)
     assert not logits(found)
     assert not whole_batches(found)
+    assert not gathered_states(found)
 
 
 @pytest.mark.slow
