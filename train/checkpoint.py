@@ -16,6 +16,7 @@ from train.saving import SaveError, barrier, quieten_threads, writing_checkpoint
 from train.state import Params, TrainState
 from train.storage import (
     AnyPath,
+    closed_part,
     is_remote,
     move_folder,
     raise_out_of_reach,
@@ -252,7 +253,7 @@ class Checkpointer:
                 raise
             raise_out_of_reach(self._run_dir, error)
             why = str(error).split("\n")[0][:200]
-            denied = self._denied(step, why) if _is_denied(error) else ""
+            denied = self._denied(step, error)
         check_everywhere(not denied, denied)
         check_everywhere(not why, self._damaged(step, why), DamagedError)
         check_everywhere(not other, other, MismatchError)
@@ -291,10 +292,18 @@ class Checkpointer:
             "version that wrote it."
         )
 
-    def _denied(self, step: int, why: str) -> str:
+    def _denied(self, step: int, error: BaseException) -> str:
+        """What to say of files that may not be read: that tells nothing of what lies in
+        them. "" where they may."""
+        folder = self._manager.directory / str(step)
+        # Of a folder that is closed orbax says that what lies in it is missing.
+        closed = closed_part(folder)
+        if closed is None and not _is_denied(error):
+            return ""
+        why = closed or str(error).split("\n")[0][:200]
         return (
-            f"the checkpoint {self._manager.directory / str(step)} may not be read by "
-            f"this user ({why}): mend its permissions."
+            f"the checkpoint {folder} may not be read by this user ({why}): mend its "
+            "permissions."
         )
 
     def _damaged(self, step: int, why: str) -> str:
@@ -305,7 +314,7 @@ class Checkpointer:
 
 
 def _is_denied(error: BaseException) -> bool:
-    """Whether files may not be read, which says nothing of what lies in them."""
+    """Whether an error says that files may not be read."""
     return isinstance(error, PermissionError) or "PERMISSION_DENIED" in str(error)
 
 

@@ -195,6 +195,22 @@ def make_folder(path: AnyPath) -> None:
         ) from error
 
 
+def closed_part(folder: AnyPath) -> str | None:
+    """A part of a folder that this user may not read; None: all, or not known.
+
+    Args:
+        folder: on this machine, as buckets say so themselves.
+    """
+    if is_remote(folder):
+        return None
+    for place, folders, files in os.walk(folder):
+        for part in (place, *(os.path.join(place, name) for name in folders + files)):
+            needed = os.R_OK | os.X_OK if os.path.isdir(part) else os.R_OK
+            if not os.access(part, needed):
+                return part
+    return None
+
+
 def move_folder(source: AnyPath, target: AnyPath, *, last_of: str) -> None:
     """Moves a folder with all in it.
 

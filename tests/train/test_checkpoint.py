@@ -5,6 +5,7 @@ import errno
 import gc
 import json
 import logging
+import os
 import pathlib
 import re
 import shutil
@@ -115,6 +116,20 @@ def test_what_may_not_be_read_is_not_called_damaged(error, run_dir, task, monkey
         newest(run_dir, task, keep=2)
     assert not isinstance(told.value, DamagedError)
     assert not (run_dir / "damaged").exists()
+
+
+@pytest.mark.parametrize("closed", ["params", "checksums", "params/ocdbt.process_0"])
+def test_a_closed_folder_is_not_called_damaged(closed, run_dir, task, monkeypatch):
+    """Orbax would say that its content is not there, as it is here."""
+    step, seen = run_dir / "checkpoints" / "1", os.access
+    shutil.rmtree(step / closed)
+    (step / closed).mkdir()
+    closed = str(step / closed)
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != closed)
+    with pytest.raises(ConfigError, match=rf"\({re.escape(closed)}\): mend its perm"):
+        newest(run_dir, task, keep=2)
+    monkeypatch.setattr(os, "access", seen)
+    assert newest(run_dir, task, keep=2)[0] == 0  # it is damaged now
 
 
 def test_a_reader_moves_nothing(run_dir, task):
