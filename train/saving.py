@@ -105,7 +105,7 @@ def _no_room(error: BaseException) -> bool:
     return found is not None and int(found[2]) in _NO_ROOM
 
 
-def _unreadable(error: BaseException) -> bool:
+def _unreadable(error: BaseException | None) -> bool:
     """Of one array among many of a damaged checkpoint, which is told once."""
     return isinstance(error, Exception) and (
         "Error reading" in str(error)
@@ -150,5 +150,6 @@ class _Hook:
         self._shown = shown
 
     def __call__(self, unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
+        error = unraisable.exc_value
+        if str(error) != "Event loop is closed" and not _unreadable(error):
             self._shown(unraisable)

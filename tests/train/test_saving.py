@@ -178,12 +178,13 @@ def test_threads_say_nothing_of_what_a_bucket_refuses_and_all_else(name, caplog)
     assert told == {"gs://a/b": [*others], "/a": [*refused, *others]}
 
 
-def test_writes_that_end_late_are_not_shown(monkeypatch):
+def test_what_ends_after_a_failure_is_not_shown(monkeypatch):
     shown = []
     monkeypatch.setattr(sys, "unraisablehook", shown.append)
     quieten_threads(FOLDER)
     quieten_threads(FOLDER)
     late, other = RuntimeError("Event loop is closed"), RuntimeError("other")
-    for error in (late, other):
+    damaged = Exception("Encountered error while reading array index: (slice(0, 2),).")
+    for error in (late, damaged, other):
         sys.unraisablehook(types.SimpleNamespace(exc_value=error))  # type: ignore
     assert [unraisable.exc_value for unraisable in shown] == [other]
