@@ -52,7 +52,8 @@ NUMFORMER_RULES: Rules = (
     (r"layers/(attention/o|mlp/wo)/kernel", OUTPUTS),
     (r"layers/(attention/(qkv|o)|mlp/(wi|wo))/bias", _REPLICATED),
     (r"layers/(attention|mlp)/norm/(scale|bias)", _REPLICATED),
-    (r"lm_head/wi/kernel", PartitionSpec("fsdp", "tensor")),  # [D, F]
+    # Not by `tensor`: cut as `wo` is, its gradient was wrong on 2 x 2 x 2 devices.
+    (r"lm_head/wi/kernel", PartitionSpec("fsdp")),  # [D, F]
     (r"lm_head/wo/kernel", PartitionSpec("fsdp", "tensor")),  # [F, V]
     *_NUMBER_HEAD,
 )

@@ -1,6 +1,7 @@
 """Training a Numformer from the command line's config."""
 
 import json
+import math
 
 import chex
 import jax
@@ -53,12 +54,12 @@ SUMS = changed(
 )
 
 
-def task_and_inputs(config=TINY, devices=1):
+def task_and_inputs(config=TINY, sizes=(1, 1, 1)):
     tokenizer = open_tokenizer("builtin", True, head="numformer")
     model = fit_vocabulary(config.model, len(tokenizer), 1, grow=True)
     model = with_tokenizer(model, tokenizer)
     inputs = load_inputs(config, model, tokenizer)
-    mesh = make_mesh(devices, 1, 1, devices=jax.devices()[:devices])
+    mesh = make_mesh(*sizes, devices=jax.devices()[: math.prod(sizes)])
     vocab = make_vocab(config, model, inputs)
     return make_task(config, model, vocab, mesh, inputs.scale), inputs
 
@@ -130,14 +131,33 @@ def test_in_parts_and_over_devices_loss_and_gradient_stay_the_same():
     assert terms["ce"].count == (batch["labels"] != -100).sum()
     assert terms["squared_error"].count == hidden
     assert want[0] == pytest.approx(float(total_loss(terms)), rel=1e-6)
-    for config, devices in ((changed(TINY, accumulate=4), 1), (TINY, 2)):
-        other, _ = task_and_inputs(config, devices)
+    in_parts = changed(TINY, accumulate=4)
+    for config, sizes in ((in_parts, (1, 1, 1)), (TINY, (2, 1, 1))):
+        other, _ = task_and_inputs(config, sizes)
         params = jax.device_put(state.params, state_shardings(other).params)
         step = jax.jit(lambda p, b, task=other: loss_and_grads(p, b, task, key))
         got = step(params, jax.device_put(batch, batch_sharding(other.mesh)))
         chex.assert_trees_all_close(
             jax.device_get(want), jax.device_get(got), rtol=1e-4, atol=1e-5
         )
+
+
+def test_every_gradient_leaf_equals_one_devices():
+    wide = changed(
+        TINY, model__d_model=32, model__d_ff=64, model__num_layers=2, model__num_heads=4
+    )
+    task, inputs = task_and_inputs(wide)
+    assert isinstance(inputs.train, MaskedDataset)
+    batch = inputs.train.train_batch(np.arange(8), np.arange(8), seed=0)
+    params, key = jax.device_get(init_state(task).params), jax.random.key(3)
+    found = []
+    for sizes in ((1, 1, 1), (2, 2, 2)):
+        other, _ = task_and_inputs(wide, sizes)
+        spread = jax.device_put(params, state_shardings(other).params)
+        rows = jax.device_put(batch, batch_sharding(other.mesh))
+        step = jax.jit(lambda p, b, task=other: loss_and_grads(p, b, task, key))
+        found.append(jax.device_get(step(spread, rows)))
+    chex.assert_trees_all_close(*found, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
