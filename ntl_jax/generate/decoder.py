@@ -1,13 +1,13 @@
 """One face for both kinds of model: a source or a prompt is read, then steps follow."""
 
 import re
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float, Float32, Int, Int32, PyTree
 
+from ntl_jax.generate.layout import gathering_nothing, lay_out_for_decoding
 from ntl_jax.models import (
     NumformerConfig,
     Params,
@@ -16,12 +16,11 @@ from ntl_jax.models import (
     bind,
 )
 from ntl_jax.models.attention import Cache
-from ntl_jax.models.layers import Affine, Linear, einsum_float32
+from ntl_jax.models.layers import einsum_float32
 from ntl_jax.models.t5 import T5, Mask
 from ntl_jax.models.t5_decoding import T5Steps
-from ntl_jax.sharding import keep_heads, keep_rows, lay_out_for_decoding
+from ntl_jax.sharding import keep_heads, keep_rows
 
-M = TypeVar("M", bound=nnx.Module)
 # Leaves that every model casts to its dtype before it uses them; not the tables, which
 # some read in float32, nor the routers.
 _CAST = re.compile(r".*/mlp/(gate_up|down)|.*(?<!router)/kernel")
@@ -69,7 +68,7 @@ class Decoder:
             attention_mask = jnp.asarray(attention_mask)
         self.config, self.beams = config, beams
         params = lay_out_for_decoding(config, compute_params(params, config.dtype))
-        self.model = _gathering_nothing(bind(config, params))
+        self.model = gathering_nothing(bind(config, params))
         self._head = self.model.head.astype(config.dtype)
         if isinstance(self.model, T5):
             encoded = self.model.encode(input_ids, attention_mask)
@@ -120,14 +119,6 @@ class Decoder:
             return logits
         column = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
         return jnp.where(column < vocab_size, logits, -jnp.inf)
-
-
-def _gathering_nothing(model: M) -> M:
-    """A model that works with parameters as they are cut."""
-    for _, module in nnx.iter_modules(model):
-        if isinstance(module, Linear | Affine):
-            module.gather = False
-    return model
 
 
 def compute_params(params: Params, dtype: str) -> Params:
