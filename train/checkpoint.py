@@ -4,14 +4,16 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
 
 from train.config import ConfigError
-from train.digests import differences, digests, kinds
+from train.digests import compile_digests, differences, digests, kinds
 from train.hosts import check_everywhere, from_first
+from train.pinned import reserve_pinned
 from train.saving import SaveError, barrier, quieten_threads, writing_checkpoint
 from train.state import Params, TrainState
 from train.storage import (
@@ -57,6 +59,7 @@ class Checkpointer:
     def __init__(self, run_dir: AnyPath, *, keep: int | None = None) -> None:
         self._run_dir = run_dir
         self._pending: int | None = None
+        self._prepared: Future[None] | None = None
         quieten_threads(run_dir)
         folder = run_dir / FOLDER
         if folder.exists() and not folder.is_dir():
@@ -102,7 +105,10 @@ class Checkpointer:
 
         Raises:
             SaveError: what was saved last could not be written.
+            ConfigError: there will be no room to save.
         """
+        if self._prepared is not None and self._prepared.done():
+            self._await_prepared()
         if self._pending is not None and not self._manager.is_saving_in_progress():
             self.wait()
             self._pending = None
@@ -121,28 +127,52 @@ class Checkpointer:
         """The newest complete step, or None."""
         return self._manager.latest_step()
 
+    def prepare(self, state: TrainState) -> None:
+        """Readies, beside other work, what the first save of such a state needs.
+
+        That are the programs of its checksums and, for GPUs, pinned host memory, for
+        which the steps would wait. The save itself waits until both are there.
+        """
+        shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=leaf.sharding
+            ),
+            _saved(state),
+        )
+        pool = ThreadPoolExecutor(1, thread_name_prefix="prepare-save")
+        self._prepared = pool.submit(_prepare, shapes)
+        pool.shutdown(wait=False)
+
     def save(self, state: TrainState, config: dict[str, Any]) -> None:
         """Writes the state under its own step, unless that step is there already.
 
         Raises:
             SaveError: this save or the one before could not be written.
+            ConfigError: there is no room to save.
         """
         step = int(state.step)
         if self._manager.latest_step() == step:
             return
         self.wait()  # so that an error is of the step that it names
-        sums = digests({"params": state.params, "training": _training(state)})
+        self._await_prepared()
+        saved = _saved(state)
+        sums = digests(saved)
         self._pending = step
         with self._writing():
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    params=ocp.args.StandardSave(state.params),
-                    training=ocp.args.StandardSave(_training(state)),
+                    params=ocp.args.StandardSave(saved["params"]),
+                    training=ocp.args.StandardSave(saved["training"]),
                     config=ocp.args.JsonSave(config),
                     checksums=ocp.args.JsonSave(sums),
                 ),
             )
+
+    def _await_prepared(self) -> None:
+        if self._prepared is not None:
+            self._prepared.result()
+            self._prepared = None
 
     def _writing(self) -> contextlib.AbstractContextManager[None]:
         return writing_checkpoint(self._run_dir / FOLDER, self._pending)
@@ -329,6 +359,15 @@ def _of_files(error: BaseException) -> bool:
     return isinstance(error, ValueError | LookupError | OSError) or (
         type(error) is Exception
     )
+
+
+def _prepare(shapes: dict[str, Any]) -> None:
+    reserve_pinned(shapes)
+    compile_digests(shapes)
+
+
+def _saved(state: TrainState) -> dict[str, Any]:
+    return {"params": state.params, "training": _training(state)}
 
 
 def _training(state: TrainState) -> dict[str, Any]:

@@ -29,6 +29,12 @@ def digests(tree: Any) -> dict[str, str]:
     }
 
 
+def compile_digests(tree: Any) -> None:
+    """Compiles what `digests` will run, for arrays of these shapes and shardings."""
+    for leaf in jax.tree.leaves(tree):
+        _digest.lower(leaf).compile()  # of those alike once
+
+
 def kinds(tree: Any) -> dict[str, str]:
     """The dtype and shape of every array, or of what describes one, by its path.
 

@@ -115,6 +115,7 @@ def run(
     # ------------------------------------------------------------ state
     with Checkpointer(run_dir, keep=config.keep_checkpoints) as checkpointer:
         state = _first_state(checkpointer, task, run_dir)
+        checkpointer.prepare(state)
         progress("making the parameters")
         _log_start(state, task, inputs)
 

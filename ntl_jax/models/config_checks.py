@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from ntl_jax.models.attention_choice import check_implementation
-from ntl_jax.models.layers import check_remat
+from ntl_jax.models.layers import check_remat, check_unroll
 
 
 def check_sizes(config: Any, *fields: str) -> None:
@@ -34,11 +34,12 @@ def check_rates(config: Any, *fields: str) -> None:
 
 
 def check_computation(config: Any) -> None:
-    """Raises ValueError for a `dtype`, `remat` or `attention` that there is not."""
+    """Raises ValueError for a way to compute that there is not."""
     if config.dtype not in ("float32", "bfloat16"):
         why = " (float16's range is too small)" if config.dtype == "float16" else ""
         raise ValueError(
             f"dtype is {config.dtype!r}; choose 'float32' or 'bfloat16'{why}"
         )
+    check_unroll(config.unroll_layers)
     check_remat(config.remat)
     check_implementation(config.attention)

@@ -9,7 +9,7 @@ from ntl_jax.models.config_checks import (
     check_rates,
     check_sizes,
 )
-from ntl_jax.models.layers import Remat
+from ntl_jax.models.layers import Remat, Unroll
 from ntl_jax.models.vocabulary import PaddedVocabulary
 
 _SIZES = (
@@ -71,7 +71,7 @@ class GraniteConfig(PaddedVocabulary):
     eos_token_id: int | None = 0
     vocab_rows: int | None = None  # of the table, see `pad_vocab`; None: vocab_size
     dtype: str = "float32"  # of activations; parameters are always float32
-    unroll_layers: bool = False  # slower to compile, at times faster to run
+    unroll_layers: Unroll = "auto"  # written out, or a loop over them
     remat: Remat = False  # what of each layer the backward pass computes again
     attention: Implementation = "auto"  # which program computes it
 

@@ -6,6 +6,7 @@ Matrix products that feed a softmax leave the matrix unit in float32.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32, Int
 
 from ntl_jax.models.recompute import Remat, recomputing
+from ntl_jax.platforms import traced_platform
 from ntl_jax.sharding import keep_cut, keep_gathered, keep_rows, known_mesh
 
 
@@ -118,13 +120,25 @@ def stack_layers(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.R
     return build(rngs)
 
 
+Unroll = bool | Literal["auto"]
+"""Whether layers are written out one after another, which takes longer to compile and
+leaves out the copies that a loop makes of what the backward pass keeps. "auto": written
+out for GPUs, where something is kept."""
+
+
+def check_unroll(unroll: Unroll) -> None:
+    """Raises ValueError for what is no `Unroll`."""
+    if unroll not in (False, True, "auto"):
+        raise ValueError(f"unroll_layers is {unroll!r}; choose False, True or 'auto'")
+
+
 def check_remat(remat: Remat) -> None:
     """Raises ValueError for what is no `Remat`."""
     if remat not in (False, True, "matmuls"):
         raise ValueError(f"remat is {remat!r}; choose False, True or 'matmuls'")
 
 
-def run_layers(layers, count: int, step, carry, *, unroll: bool, remat: Remat):
+def run_layers(layers, count: int, step, carry, *, unroll: Unroll, remat: Remat):
     """Runs stacked layers one after another.
 
     Args:
@@ -140,6 +154,8 @@ def run_layers(layers, count: int, step, carry, *, unroll: bool, remat: Remat):
         What the last layer gave.
     """
     graph, params = nnx.split(layers)
+    if unroll == "auto":
+        unroll = traced_platform() == "gpu" and remat is not True
 
     def body(carry, item):
         index, layer = item

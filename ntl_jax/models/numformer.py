@@ -41,6 +41,7 @@ from ntl_jax.models.layers import (
     LayerNorm,
     Linear,
     Remat,
+    Unroll,
     einsum_float32,
     run_layers,
     stack_layers,
@@ -80,7 +81,7 @@ class NumformerConfig:
     pad_token_id: int = 0
     eos_token_id: int = 1
     dtype: str = "float32"  # of activations; parameters are always float32
-    unroll_layers: bool = False
+    unroll_layers: Unroll = "auto"  # written out, or a loop over them
     remat: Remat = False
     attention: Implementation = "auto"  # which program computes it
 

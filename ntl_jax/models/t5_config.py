@@ -10,7 +10,7 @@ from ntl_jax.models.config_checks import (
     check_rates,
     check_sizes,
 )
-from ntl_jax.models.layers import Remat
+from ntl_jax.models.layers import Remat, Unroll
 
 ACTIVATIONS = ("relu", "gelu_new", "silu")
 
@@ -55,7 +55,7 @@ class T5Config:
     eos_token_id: int = 1
     decoder_start_token_id: int = 0
     dtype: str = "float32"  # of activations; parameters are always float32
-    unroll_layers: bool = False  # slower to compile, at times faster to run
+    unroll_layers: Unroll = "auto"  # written out, or a loop over them
     remat: Remat = False  # what of each layer the backward pass computes again
     attention: Implementation = "auto"  # which program computes it
 

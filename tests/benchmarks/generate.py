@@ -16,7 +16,7 @@ import numpy as np
 
 from ntl_jax.generate import beam_search, greedy
 from ntl_jax.models import T5Config, init_params
-from tests.benchmarks.timing import time_call
+from tests.benchmarks.timing import add_unroll, time_call
 
 ROWS, SOURCE, NEW_TOKENS = 64, 128, 64
 SIZES = {"T5-small": T5Config.small, "T5-base": T5Config.base}
@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--source", type=int, default=SOURCE)
     parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS)
     parser.add_argument("--attention", default="auto")
+    add_unroll(parser)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out", default=os.environ.get("OUT", "."))
     options = parser.parse_args()
@@ -67,7 +68,11 @@ def main() -> None:
     lines = []
     for name in options.models:
         for beams in options.beams:
-            config = SIZES[name](dtype="bfloat16", attention=options.attention)
+            config = SIZES[name](
+                dtype="bfloat16",
+                attention=options.attention,
+                unroll_layers=options.unroll,
+            )
             line = {"model": name} | measure(config, beams, *sizes, options.rounds)
             lines.append(line)
             print(

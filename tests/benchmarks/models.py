@@ -27,7 +27,8 @@ from ntl_jax.models import (
     count_parameters,
     init_params,
 )
-from tests.benchmarks.timing import time_call
+from ntl_jax.models.layers import Unroll
+from tests.benchmarks.timing import add_unroll, time_call
 
 ROWS, LENGTH = 16, 512
 SIZES: dict[str, tuple[partial[Config], bool]] = {  # name: (config, recompute layers)
@@ -75,9 +76,12 @@ def parameters_met(config: Config, shapes) -> int:
     return total
 
 
-def measure(name: str, compiled) -> dict:
+def config_of(name: str, unroll: Unroll) -> Config:
     make, remat = SIZES[name]
-    config = make(dtype="bfloat16", remat=remat)
+    return make(dtype="bfloat16", remat=remat, unroll_layers=unroll)
+
+
+def measure(name: str, config: Config, compiled) -> dict:
     params = jax.jit(init_params, static_argnums=0)(config, jax.random.key(0))
     length = LENGTH // 2 if isinstance(config, T5Config) else LENGTH
     draw = jax.random.randint(jax.random.key(1), (2, ROWS, length), 0, 50)
@@ -89,7 +93,7 @@ def measure(name: str, compiled) -> dict:
     return {
         "model": name,
         "parameters": count_parameters(params, config),
-        "recomputed": remat,
+        "recomputed": config.remat,
         "ms": timing.ms,
         "tokens a second": ROWS * LENGTH / timing.ms * 1e3,
         "TFLOP/s": flops / timing.ms / 1e9,
@@ -100,7 +104,9 @@ def measure(name: str, compiled) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="*", default=list(SIZES), choices=SIZES)
+    add_unroll(parser)
     options = parser.parse_args()
+    configs = {name: config_of(name, options.unroll) for name in options.models}
     device = jax.devices()[0].device_kind
     print(f"{device}, jax {jax.__version__}\n")
     heads = ["model", "parameters", "recomputed", "ms", "tokens a second", "TFLOP/s"]
@@ -108,15 +114,11 @@ def main() -> None:
     rows = []
     with ThreadPoolExecutor(4) as pool:
         waiting = {
-            name: pool.submit(
-                lambda make, remat: compiled_pass(make(dtype="bfloat16", remat=remat)),
-                *SIZES[name],
-            )
-            for name in options.models
+            name: pool.submit(compiled_pass, config) for name, config in configs.items()
         }
         compiled = {name: future.result() for name, future in waiting.items()}
     for name in options.models:
-        row = measure(name, compiled.pop(name))
+        row = measure(name, configs[name], compiled.pop(name))
         rows.append(row)
         cells = [name, f"{row['parameters']:,}", "yes" if row["recomputed"] else "no"]
         cells += [f"{row['ms']:.1f}", f"{row['tokens a second']:,.0f}"]

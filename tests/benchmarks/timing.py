@@ -1,5 +1,6 @@
 """How the benchmarks time a compiled function on one device."""
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -18,6 +19,14 @@ class Timing(NamedTuple):
 
     ms: float
     spread: float
+
+
+def add_unroll(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--unroll``, a value of a model's `unroll_layers`."""
+    choices = {"auto": "auto", "True": True, "False": False}
+    parser.add_argument(
+        "--unroll", type=choices.__getitem__, default="auto", metavar="|".join(choices)
+    )
 
 
 def time_call(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from ntl_jax import cross_entropy
+from ntl_jax import cross_entropy, models
 from ntl_jax.models import GPT2Config
 from ntl_jax.models.dropout import Dropout
 from ntl_jax.models.layers import (
@@ -153,6 +153,39 @@ def test_what_is_recomputed_changes_memory_and_no_gradient():
     products = x.nbytes * 8 * 3  # of wi and wo, of all layers
     assert scratch[True] < scratch["matmuls"] - 0.6 * products
     assert scratch["matmuls"] < scratch[False] - 0.6 * products
+
+
+@pytest.mark.parametrize(
+    ("platform", "unroll", "remat", "written_out"),
+    [
+        ("gpu", "auto", False, True),
+        ("gpu", "auto", "matmuls", True),
+        ("gpu", "auto", True, False),
+        ("gpu", False, False, False),
+        ("cpu", "auto", False, False),
+        ("tpu", "auto", "matmuls", False),
+        ("tpu", True, True, True),
+    ],
+)
+def test_where_layers_are_written_out(
+    platform, unroll, remat, written_out, monkeypatch
+):
+    monkeypatch.setattr(models.layers, "traced_platform", lambda: platform)
+    layers = stack_layers(Inner, 3, nnx.Rngs(params=0))
+
+    def run(x):
+        def step(layer, index, x):
+            return layer(x, Dropout(0.1, KEY, layer=index))
+
+        return run_layers(layers, 3, step, x, unroll=unroll, remat=remat)
+
+    text = jax.jit(run).lower(jnp.ones((2, 4, 32))).as_text()
+    assert ("stablehlo.while" not in text) == written_out
+
+
+def test_another_word_for_auto_is_refused():
+    with pytest.raises(ValueError, match="unroll_layers is 'gpu'; choose False, True"):
+        GPT2Config(unroll_layers="gpu")  # pyright: ignore[reportArgumentType]
 
 
 def test_other_words_for_what_is_recomputed_are_refused():

@@ -16,6 +16,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tests.train.helpers import INTERRUPTED_IO, SHALLOW, changed, tiny_task
+from train import checkpoint
 from train.checkpoint import Checkpointer, DamagedError, MismatchError
 from train.config import ConfigError
 from train.rundir import config_dict
@@ -233,3 +234,37 @@ def test_no_checkpoint_yet(tmp_path, task):
         pytest.raises(ConfigError, match="holds no finished checkpoint"),
     ):
         checkpointer.newest_params(abstract_state(task).params)
+
+
+def test_what_the_first_save_needs_is_ready_before_it(task, states, tmp_path, caplog):
+    jax.clear_caches()
+    caplog.set_level(logging.DEBUG, "jax")
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.prepare(states[0])
+        assert checkpointer._prepared is not None
+        checkpointer._prepared.result()
+        checkpointer.check()
+        assert checkpointer._prepared is None
+        assert sum("Compiling jit(_digest)" in text for text in caplog.messages) > 5
+        caplog.clear()
+        # As other threads have it: programs belong to these.
+        with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+            checkpointer.save(states[0], {})
+    assert not any("Compiling" in text for text in caplog.messages)
+    assert newest(tmp_path, task) is not None
+
+
+@pytest.mark.parametrize("by", ["check", "save"])
+def test_no_room_to_save_is_told_at_once(by, states, tmp_path, monkeypatch):
+    def refuse(_):
+        raise ConfigError("no room")
+
+    monkeypatch.setattr(checkpoint, "reserve_pinned", refuse)
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.prepare(states[0])
+        with pytest.raises(ConfigError, match="no room"):
+            if by == "save":
+                checkpointer.save(states[0], {})
+            while by == "check":
+                checkpointer.check()
+        assert checkpointer.latest_step() is None
