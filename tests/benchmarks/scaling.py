@@ -25,6 +25,8 @@ from typing import NamedTuple
 
 import jax
 
+from tests.benchmarks.profile import gpu_kernels, length
+
 PROFILED_FROM = 35
 
 
@@ -106,33 +108,14 @@ def shares_of(folder: pathlib.Path) -> dict[str, float]:
 
     `collectives`: some collective ran. `exposed`: nothing else ran beside it.
     """
-    from jax.profiler import ProfileData
-
-    (written,) = (folder / "profile").rglob("*.xplane.pb")
-    busy, talking = [], []
-    for plane in ProfileData.from_file(str(written)).planes:
-        if plane.name != "/device:GPU:0":
-            continue
-        for line in plane.lines:
-            if "Stream" not in line.name:
-                continue
-            for event in line.events:
-                span = (event.start_ns, event.start_ns + event.duration_ns)
-                (talking if "nccl" in event.name.lower() else busy).append(span)
+    kernels = gpu_kernels(folder / "profile").get("/device:GPU:0", [])
+    talking = [kernel.span for kernel in kernels if kernel.kind == "collectives"]
+    busy = [kernel.span for kernel in kernels if kernel.kind != "collectives"]
     if not busy:
         return {}
     whole = max(end for _, end in busy) - min(start for start, _ in busy)
-    alone = _length(busy + talking) - _length(busy)
-    return {"collectives": _length(talking) / whole, "exposed": alone / whole}
-
-
-def _length(spans: list[tuple[float, float]]) -> float:
-    """Of the union of spans."""
-    total, reached = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
+    alone = length(busy + talking) - length(busy)
+    return {"collectives": length(talking) / whole, "exposed": alone / whole}
 
 
 def lengths_of(folder: pathlib.Path) -> tuple[int, int]:

@@ -1,19 +1,27 @@
-"""Times the train step beside that of Hugging Face's model in PyTorch, on this machine.
+"""Times the train step, alone or beside that of Hugging Face's model in PyTorch.
 
-Run as ``python -m tests.benchmarks.step``; what follows ``--`` are flags of the preset
-`gsm8k-t5-small`, float32 and full rows unless they say otherwise:
+Run as ``python -m tests.benchmarks.step``; what follows ``--`` are flags of the preset,
+here float32 and full rows of a few tokens unless they say otherwise:
 
-    JAX_PLATFORMS=cpu python -m tests.benchmarks.step -- --model.unroll-layers
+    JAX_PLATFORMS=cpu python -m tests.benchmarks.step -- --model.unroll-layers True
 
 Both train T5 of one size from random weights on random tokens, with dropout and AdamW:
 ours with the preset's losses and all that a run does in a step, PyTorch's with cross
 entropy alone. The two take turns, so that what else the machine does meets both.
+
+``--alone`` leaves PyTorch out, and takes every preset as it is, on every mesh;
+``--profile`` then tells what GPUs did in a step:
+
+    python -m tests.benchmarks.step --alone --profile --preset gsm8k-t5-3b -- \\
+        --mesh.fsdp 2 --data.batch-size 64
 """
 
 import argparse
 import dataclasses
+import pathlib
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -21,13 +29,16 @@ import jax
 import numpy as np
 
 from ntl_jax.sharding import make_mesh
+from tests.benchmarks.profile import gpu_kernels, length
 from train.__main__ import parse_config
 from train.aot import abstract_task, batch_shapes
-from train.config import TrainConfig
+from train.config import TrainConfig, mesh_shape
 from train.state import init_state
 from train.step import compile_train_step
 
 DEFAULTS = ("--model.dtype=float32", "--data.batch-size=8")
+HIGHEST = 32_000  # of the tokens drawn
+PROFILED = 3  # steps
 DEFAULTS += ("--data.max-source-length=128", "--data.max-target-length=64")
 SHARED = (  # of T5's sizes, named alike in both
     *("d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads"),
@@ -35,36 +46,38 @@ SHARED = (  # of T5's sizes, named alike in both
 )
 
 
-def batch_of(config: TrainConfig) -> dict[str, np.ndarray]:
+def batch_of(shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, np.ndarray]:
     """Random tokens, nothing padded."""
-    random, data = np.random.default_rng(0), config.data
-    source = (data.batch_size, data.max_source_length)
-    target = (data.batch_size, data.max_target_length)
+    random = np.random.default_rng(0)
     return {
-        "input_ids": random.integers(3, 32_000, source, dtype=np.int32),
-        "attention_mask": np.ones(source, bool),
-        "labels": random.integers(3, 32_000, target, dtype=np.int32),
+        name: np.ones(array.shape, bool)
+        if array.dtype == bool
+        else random.integers(3, HIGHEST, array.shape, dtype=np.int32)
+        for name, array in shapes.items()
     }
 
 
-def ours(config: TrainConfig) -> Callable[[], float]:
-    """A step that returns the loss, of the program that a run compiles."""
-    task = abstract_task(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
-    shapes, batch = batch_shapes(task), batch_of(config)
+def ours(config: TrainConfig) -> Callable[[int], float]:
+    """Takes steps of the program that a run compiles, and returns the last loss."""
+    mesh = make_mesh(**mesh_shape(config.mesh, jax.device_count()))
+    task = abstract_task(config, mesh)
+    shapes = batch_shapes(task)
     placed = {
-        name: jax.device_put(batch[name], shapes[name].sharding) for name in batch
+        name: jax.device_put(array, shapes[name].sharding)
+        for name, array in batch_of(shapes).items()
     }
     state, train_step = init_state(task), compile_train_step(task)
 
-    def step() -> float:
+    def run(steps: int) -> float:
         nonlocal state
-        state, metrics = train_step(state, placed)
+        for _ in range(steps):
+            state, metrics = train_step(state, placed)
         return float(metrics["loss"])
 
-    return step
+    return run
 
 
-def theirs(config: TrainConfig) -> Callable[[], float]:
+def theirs(config: TrainConfig) -> Callable[[int], float]:
     """The same in PyTorch, on the CPU or GPU that is here."""
     import torch
     import transformers
@@ -77,21 +90,42 @@ def theirs(config: TrainConfig) -> Callable[[], float]:
     )
     model = model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    arrays = batch_of(config)
+    arrays = batch_of(batch_shapes(abstract_task(config, make_mesh(1, 1, 1))))
     batch = {
         "input_ids": torch.tensor(arrays["input_ids"], device=device).long(),
         "attention_mask": torch.tensor(arrays["attention_mask"], device=device),
         "labels": torch.tensor(arrays["labels"], device=device).long(),
     }
 
-    def step() -> float:
-        loss = model(**batch).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def run(steps: int) -> float:
+        for _ in range(steps):
+            loss = model(**batch).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
         return loss.item()
 
-    return step
+    return run
+
+
+def print_profile(run: Callable[[int], float]) -> None:
+    """What each GPU did in a step, in ms: in all, and by kind of kernel."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            run(PROFILED)
+        for device, kernels in gpu_kernels(pathlib.Path(folder)).items():
+            spans = [kernel.span for kernel in kernels]
+            sent = [kernel.span for kernel in kernels if kernel.kind == "collectives"]
+            rest = [kernel.span for kernel in kernels if kernel.kind != "collectives"]
+            whole = max(end for _, end in spans) - min(start for start, _ in spans)
+            alone = length(spans) - length(rest)
+            told = {"busy": length(spans), "collectives": length(sent), "alone": alone}
+            told["idle"] = whole - length(spans)
+            for kernel in kernels:
+                start, end = kernel.span
+                told[kernel.kind] = told.get(kernel.kind, 0.0) + end - start
+            each = ((name, ns / PROFILED / 1e6) for name, ns in told.items())
+            print(device, ", ".join(f"{name} {ms:.1f}" for name, ms in each))
 
 
 def main(arguments: list[str]) -> None:
@@ -99,31 +133,40 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="of a round")
+    parser.add_argument("--preset", default="gsm8k-t5-small")
+    parser.add_argument("--alone", action="store_true", help="without PyTorch")
+    parser.add_argument("--profile", action="store_true", help="of GPUs")
     options = parser.parse_args(arguments[:cut])
-    flags = [*DEFAULTS, "--mesh.data=1", *arguments[cut + 1 :]]
-    config = parse_config("gsm8k-t5-small", flags, "aot")
-    steps = {"ntl_jax": ours(config), "PyTorch": theirs(config)}
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for name, step in steps.items():
+    flags = [] if options.alone else [*DEFAULTS, "--mesh.data=1"]
+    config = parse_config(options.preset, [*flags, *arguments[cut + 1 :]], "aot")
+    runs = {"ntl_jax": ours(config)}
+    if not options.alone:
+        runs["PyTorch"] = theirs(config)
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for name, run in runs.items():
         start = time.perf_counter()
-        losses = [step() for _ in range(3)]
-        print(
-            f"{name}: first three steps {time.perf_counter() - start:.1f} s, {losses}"
-        )
+        losses = [run(1) for _ in range(3)]
+        took = time.perf_counter() - start
+        print(f"{name}: first three steps {took:.1f} s, {losses}", flush=True)
     for _ in range(options.rounds):
-        for name, step in steps.items():
+        for name, run in runs.items():
             start = time.perf_counter()
-            for _ in range(options.steps):
-                step()
+            run(options.steps)
             seconds[name].append((time.perf_counter() - start) / options.steps)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}")
     for name, times in seconds.items():
         print(
-            f"{name}: {1e3 * medians[name]:.0f} ms a step, rounds from "
-            f"{1e3 * min(times):.0f} to {1e3 * max(times):.0f}"
+            f"{name}: {1e3 * medians[name]:.2f} ms a step, rounds from "
+            f"{1e3 * min(times):.2f} to {1e3 * max(times):.2f}"
         )
-    print(f"ratio {medians['PyTorch'] / medians['ntl_jax']:.2f}")
+    if not options.alone:
+        print(f"ratio {medians['PyTorch'] / medians['ntl_jax']:.2f}")
+    statistics_of = [device.memory_stats() or {} for device in jax.local_devices()]
+    if peaks := [of["peak_bytes_in_use"] for of in statistics_of if of]:
+        print(f"ntl_jax: {max(peaks) / 2**30:.1f} GiB a device at most")
+    if options.profile:
+        print_profile(runs["ntl_jax"])
 
 
 if __name__ == "__main__":

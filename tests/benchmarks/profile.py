@@ -1,0 +1,61 @@
+"""What a profile of JAX's says of GPUs."""
+
+import pathlib
+from typing import NamedTuple
+
+from jax.profiler import ProfileData
+
+_KINDS = {  # of a kernel, by what its name contains
+    "collectives": ("nccl",),
+    "products": ("gemm", "nvjet", "cublas", "cutlass", "xmma"),
+    "attention": ("ntl_",),
+    "copies": ("memcpy",),
+}
+
+
+class Kernel(NamedTuple):
+    """One that ran, or a copy.
+
+    Attributes:
+        kind: "collectives", "products", "attention", "copies" or "others".
+        span: when it began and ended, in nanoseconds.
+    """
+
+    kind: str
+    span: tuple[float, float]
+
+
+def gpu_kernels(folder: pathlib.Path) -> dict[str, list[Kernel]]:
+    """All kernels of the one profile under a folder, by GPU."""
+    (written,) = folder.rglob("*.xplane.pb")
+    found: dict[str, list[Kernel]] = {}
+    for plane in ProfileData.from_file(str(written)).planes:
+        if not plane.name.startswith("/device:GPU"):
+            continue
+        kernels = [
+            Kernel(
+                _kind(event.name), (event.start_ns, event.start_ns + event.duration_ns)
+            )
+            for line in plane.lines
+            if "Stream" in line.name
+            for event in line.events
+        ]
+        if kernels:
+            found[plane.name] = kernels
+    return found
+
+
+def length(spans: list[tuple[float, float]]) -> float:
+    """Of the union of spans."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _kind(name: str) -> str:
+    for kind, parts in _KINDS.items():
+        if any(part in name.lower() for part in parts):
+            return kind
+    return "others"
