@@ -1,9 +1,12 @@
 """Column passes that XLA's partitioner cannot look into, on sharded logits.
 
 XLA splits its own programs over devices. A Pallas kernel it does not know how to split:
-left alone it would gather the logits. These wrappers say how, by `custom_partitioning`:
-every device passes over its own rows and columns, and a few numbers a position are
-summed over the devices that share out the columns.
+left alone it would gather the logits. Here every device passes over its own rows and
+columns, and a few numbers a position are summed over the devices that share out the
+columns: on a mesh of `sharding.on_mesh` by ``shard_map``; on others, whose axes are not
+known here, `custom_partitioning` tells the partitioner so (but the persistent
+compilation cache then finds no program again, for the partitioner's rules are part of
+its key by their address).
 """
 
 from collections.abc import Callable
@@ -16,9 +19,12 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from ntl_jax.by_device import Cut, divides, each_with_its_own
 from ntl_jax.losses.columns import ColumnCotangents, ColumnSums, combine_shards
+from ntl_jax.sharding import TENSOR_AXIS
 
 _AXES = "abcdefgh"  # of the positions, in sharding rules
+_ROWS = Cut(rows=0)
 
 
 def _batch_axes(dims: int) -> str:
@@ -136,7 +142,19 @@ def partitioned_read(read: Callable, logits, labels, token_ids) -> ColumnSums:
     Returns:
         ColumnSums over [*B].
     """
-    whole = _partitioned_read(read, labels.ndim)
+    cuts = (Cut(rows=0, units=labels.ndim), _ROWS, Cut())
+
+    def own(logits, labels, token_ids):
+        first = _first_column((TENSOR_AXIS,), logits.shape[-1])
+        sums = read(logits, labels, token_ids, first)
+        return tuple(combine_shards(sums, TENSOR_AXIS))
+
+    def whole(*operands):
+        if labels.ndim == 0 or not divides(operands, cuts):
+            return _partitioned_read(read, labels.ndim)(*operands)
+        by_token = _ROWS.spec(labels.ndim)
+        results = (*(by_token,) * 4, P(*by_token, None))
+        return each_with_its_own(own, operands, cuts, results)
 
     def again(logits, labels):
         return tuple(partitioned_read(read, logits, labels, token_ids))
@@ -166,7 +184,18 @@ def partitioned_write(
     Returns:
         [*B, V].
     """
-    whole = _partitioned_write(write, labels.ndim)
+    by_logit = Cut(rows=0, units=labels.ndim)
+    cuts = (by_logit, Cut(units=0), *(_ROWS,) * (3 + len(cotangents)))
+
+    def own(logits, numbers, labels, top, log_sum, *cotangents):
+        first = _first_column((TENSOR_AXIS,), logits.shape[-1])
+        cotangents = ColumnCotangents(*cotangents)
+        return write(logits, labels, top, log_sum, cotangents, numbers, first)
+
+    def whole(*operands):
+        if labels.ndim == 0 or not divides(operands, cuts):
+            return _partitioned_write(write, labels.ndim)(*operands)
+        return each_with_its_own(own, operands, cuts, by_logit.spec(logits.ndim))
 
     def again(logits, labels, top, log_sum, *cotangents):
         return partitioned_write(

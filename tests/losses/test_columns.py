@@ -1,5 +1,6 @@
 """The kernels against the plain program, and both split over eight devices."""
 
+import math
 from functools import partial
 
 import chex
@@ -13,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from ntl_jax.losses import column_passes, columns, columns_triton
 from ntl_jax.losses.columns import MASKED_LOGIT, ColumnCotangents
 from ntl_jax.losses.columns_partition import partitioned_read, partitioned_write
+from ntl_jax.sharding import BATCH_AXES, TENSOR_AXIS, make_mesh, on_mesh
 
 IDS = np.array([0, 3, 2047, 2048, 2051, 2060], np.int32)  # on both sides of a block
 NARROW = np.array([7, 8, 9], np.int32)
@@ -247,6 +249,46 @@ def test_a_split_program_equals_the_whole_and_gathers_no_logits(spec, shape):
     chex.assert_trees_all_close((sums, gradient), expected, rtol=1e-5, atol=1e-5)
     assert gradient.sharding.is_equivalent_to(by_logit, 3)
     assert "all-gather" not in compiled.as_text()
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2), (1, 1, 8), (4, 2, 1)], ids=str)
+def test_on_a_known_mesh_each_device_passes_over_its_own(shape):
+    batch = small_batch()
+    expected = both_passes(columns, *batch, **_OPTIONS)
+    mesh = make_mesh(*shape)
+    rows = P(BATCH_AXES)
+    by_logit = NamedSharding(mesh, P(BATCH_AXES, None, TENSOR_AXIS))
+    places = (by_logit, NamedSharding(mesh, rows), NamedSharding(mesh, rows))
+
+    def passes(*batch):
+        with on_mesh(mesh):
+            return split_passes(*batch)
+
+    placed = jax.device_put(batch, places)
+    traced = jax.jit(passes).trace(*placed)
+    assert "custom_partitioning" not in str(traced.jaxpr)
+    compiled = traced.lower().compile()
+    sums, gradient = compiled(*placed)
+    chex.assert_trees_all_close((sums, gradient), expected, rtol=1e-5, atol=1e-5)
+    assert gradient.sharding.is_equivalent_to(by_logit, 3)
+    assert "all-gather" not in compiled.as_text()
+
+
+@pytest.mark.parametrize("rows", [(), (3,), (3, 8)], ids=str)
+def test_rows_that_a_known_mesh_does_not_divide(rows):
+    logits, labels, cotangents = draw_batch(24, COLUMNS, vocab_size=REAL, numbers=4)
+    batch = jax.tree.map(
+        lambda x: x[: math.prod(rows)].reshape(*rows, *x.shape[1:]),
+        (logits, labels, cotangents),
+    )
+    expected = both_passes(columns, *batch, **_OPTIONS)
+
+    def passes(*batch):
+        with on_mesh(make_mesh(2, 2, 2)):
+            return split_passes(*batch)
+
+    actual = jax.jit(passes)(*batch)
+    chex.assert_trees_all_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_split_program_under_vmap():
