@@ -1,12 +1,19 @@
 """How often a run compiles, and that it can keep what it compiled."""
 
+import dataclasses
 import logging
 
 import jax
 import pytest
 
-from tests.train.helpers import SHALLOW, changed
+from ntl_jax.losses import column_passes
+from ntl_jax.models import attention_choice
+from tests.train.helpers import SHALLOW, TINY, changed
+from tests.train.mesh_cases import MODELS, config_of, task_of
 from train import loop
+from train.aot import abstract_task, batch_shapes
+from train.state import abstract_state
+from train.step import compile_train_step
 
 
 @pytest.fixture
@@ -18,7 +25,6 @@ def compiled(monkeypatch):
         steps.append(compile_train_step(task))
         return steps[-1]
 
-    compile_train_step = loop.compile_train_step
     monkeypatch.setattr(loop, "compile_train_step", remember)
     return steps
 
@@ -34,6 +40,25 @@ def test_a_resumed_run_compiles_the_step_once(compiled, tmp_path, caplog, monkey
     assert [step._cache_size() for step in compiled] == [1, 1]
     said = [text for text in caplog.messages if text.startswith("compiled the step")]
     assert len(said) == 2 and "for 8 x " in said[0]
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2), (1, 4, 2)], ids=str)
+@pytest.mark.parametrize("family", MODELS)
+def test_no_program_for_gpus_holds_an_address(family, shape, monkeypatch):
+    # It would be another one at every start, and none be found again. On one device JAX
+    # leaves them out itself.
+    for module in (column_passes, attention_choice):
+        monkeypatch.setattr(module, "traced_platform", lambda: "gpu")
+    wide = {"t5": {"d_kv": 16}, "gpt2": {"n_embd": 128}}
+    fields = wide.get(family, {"hidden_size": 128}) | {"vocab_size": 4096}
+    model = dataclasses.replace(MODELS[family], **fields, attention="triton")
+    task = abstract_task(
+        changed(TINY, model=model), task_of(config_of(family), shape).mesh
+    )
+    traced = compile_train_step(task).trace(abstract_state(task), batch_shapes(task))
+    text = str(traced.jaxpr)
+    assert "ntl_read_columns" in text and "ntl_attention" in text
+    assert "custom_partitioning" not in text
 
 
 @pytest.mark.slow
