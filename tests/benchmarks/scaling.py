@@ -2,9 +2,10 @@
 
 Run as ``python -m tests.benchmarks.scaling 1x1x1 1x2x1 1x1x2`` on a machine with GPUs:
 each mesh (data x fsdp x tensor) is a run of `python -m train` of its own, on as many
-GPUs as it has, which CUDA_VISIBLE_DEVICES shows it. Rows a device are fixed. What
-follows `--` goes to every run as it is. A run's speed is the median over its log rows
-after the first two; MFU counts the matrix products of a step without recomputation.
+GPUs as it has, which CUDA_VISIBLE_DEVICES shows it: the first of those that it shows
+here. Rows a device are fixed. What follows `--` goes to every run as it is. A run's
+speed is the median over its log rows after the first two; MFU counts the matrix
+products of a step without recomputation.
 
 The checkpoints are removed, but for those of the mesh named by --keep, of which
 ``--resume-on`` names the mesh that goes on for ten steps (under a constant schedule).
@@ -67,8 +68,9 @@ def train(
     mesh: Mesh, options: argparse.Namespace, folder: pathlib.Path, *more: str
 ) -> float:
     """One run; returns its seconds, start and end included."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(64)))
     environment = os.environ | {
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(mesh.devices))),
+        "CUDA_VISIBLE_DEVICES": ",".join(shown.split(",")[: mesh.devices]),
         "XLA_PYTHON_CLIENT_MEM_FRACTION": ".95",
     }
     if options.cpu:  # to try this script out
