@@ -6,6 +6,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.explicit_axes import takes_explicit_axes
@@ -21,6 +22,7 @@ from ntl_jax.number_vocab import NumberVocab
 _TERMS = tuple(TERMS)
 _PARAMETERS = ("sigma", "squash", "distance", "huber_delta", "tau", "place_base")
 _LEAVES = _TERMS + _PARAMETERS
+_NUMBERS = (int, float, np.integer, np.floating)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,8 @@ class Objective:
 
     Raises:
         ValueError: for no loss at all, an option out of its range, a coefficient that
-            is not finite, or a squash beside a distance.
+            is a number below 0 or not finite, or a squash beside a distance. An array
+            is not read: it may be traced.
 
     >>> digits = {str(i): i for i in range(10)} | {"a": 10}
     >>> vocab = NumberVocab.from_mapping(digits, vocab_size=11)
@@ -132,8 +135,11 @@ class Objective:
             raise ValueError("give was a squash or a distance, not both.")
         for name in self.names:
             value = getattr(self, name)
-            if isinstance(value, int | float) and not math.isfinite(value):
-                raise ValueError(f"the coefficient {name} must be finite, not {value}.")
+            if isinstance(value, _NUMBERS) and not 0 <= value < math.inf:
+                raise ValueError(
+                    f"the coefficient {name} must be at least 0 and finite, "
+                    f"not {value}."
+                )
         if not self.names:
             raise ValueError(
                 f"an Objective needs a coefficient for one of {', '.join(_TERMS)}."

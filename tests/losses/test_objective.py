@@ -1,6 +1,7 @@
 """Objective: terms, counts, accumulation, sweeps, and what is static."""
 
 import dataclasses
+import math
 from functools import partial
 
 import chex
@@ -221,11 +222,30 @@ def test_errors_name_what_is_wrong(unhooked):
         Objective(label_smoothing=1.0)
     with pytest.raises(ValueError, match="coefficient for one of ce, gce, was"):
         Objective(ce=None, was=None)
-    with pytest.raises(ValueError, match="coefficient was must be finite, not nan"):
-        Objective(was=float("nan"))
     with pytest.raises(ValueError, match="'label' or 'gaussian', not 'mean'"):
         Objective(cdf_target="mean")
     with pytest.raises(ValueError, match="a squash or a distance, not both"):
         Objective(squash=2.0, distance=jnp.ones((10, 10)))
     with pytest.raises(dataclasses.FrozenInstanceError):
         Objective().was = 0.5
+
+
+@pytest.mark.parametrize("name", ["ce", "was", "raft"])
+@pytest.mark.parametrize("kind", [float, np.float32])
+@pytest.mark.parametrize("value", [-0.5, math.nan, math.inf])
+def test_what_is_no_coefficient_is_refused(name, kind, value, unhooked):
+    said = rf"coefficient {name} must be at least 0 and finite, not {value}\."
+    with pytest.raises(ValueError, match=said):
+        Objective(**{name: kind(value)})
+
+
+def test_coefficients_may_be_traced(vocab, batch, unhooked):
+    logits, labels, _ = batch
+
+    @jax.jit
+    def loss(was):
+        return loss_of(Objective(was=was), logits, labels, vocab)
+
+    for was in (0.0, 0.3):
+        expected = loss_of(Objective(was=was), logits, labels, vocab)
+        np.testing.assert_allclose(loss(was), expected, rtol=1e-6)
