@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from train.config import ConfigError
 from train.evaluate import PREDICTIONS_FILE, RESULTS_FILE
@@ -22,6 +23,9 @@ from train.writer import replace_text
 TABLE_FILE = "comparison.md"
 FIGURE_FILE = "comparison.png"
 ERROR_FILE = "errors.png"
+
+_TABLES = ("intervals", "baselines", "error_rates", "digit_accuracy")
+_TABLES += ("error_histograms", "cells", "number_tokens")
 
 
 def read_evaluation(run_dir: AnyPath) -> Evaluation:
@@ -45,10 +49,30 @@ def read_evaluation(run_dir: AnyPath) -> Evaluation:
         raise ConfigError(f"{path} is damaged ({error}): {_again(run_dir)}") from error
     if not isinstance(evaluation, dict):
         raise ConfigError(f"{path} holds no JSON object: {_again(run_dir)}")
-    old = [name for name, result in evaluation.items() if "paper_compat" not in result]
-    if old:
-        raise ConfigError(f"{path} was written by an older version: {_again(run_dir)}")
+    for name, result in evaluation.items():
+        if isinstance(result, dict) and "paper_compat" not in result:
+            raise ConfigError(
+                f"{path} was written by an older version: {_again(run_dir)}"
+            )
+        if not _is_result(result):
+            raise ConfigError(
+                f"{path} holds no results of the set {name!r}: {_again(run_dir)}"
+            )
     return evaluation
+
+
+def _is_result(result: Any) -> bool:
+    """Whether JSON is what `write_predictions` says of a set, by kinds alone."""
+    if not isinstance(result, dict):
+        return False
+    metrics = result.get("metrics")
+    return (
+        isinstance(result["paper_compat"], bool)
+        and isinstance(metrics, dict)
+        and all(isinstance(value, int | float | None) for value in metrics.values())
+        and all(isinstance(result.get(name), dict | None) for name in _TABLES)
+        and isinstance(result.get("number_values"), list)
+    )
 
 
 def _again(run_dir: AnyPath) -> str:

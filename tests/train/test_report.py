@@ -273,6 +273,33 @@ def test_damaged_files_are_named_with_the_remedy(compared, tmp_path):
         report({"ce": compared / "ce"}, run / "evaluation.json")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        1,
+        [],
+        "text",
+        None,
+        {"paper_compat": []},
+        {"metrics": 1},
+        {"metrics": {"mae": "1"}},
+        {"baselines": [1]},
+        {"number_tokens": "text"},
+        {"number_values": None},
+    ],
+)
+def test_json_of_another_kind_is_named_with_the_remedy(change, evaluations, tmp_path):
+    whole = evaluations["ce"]["interpolation"]
+    result = whole | change if isinstance(change, dict) else change
+    path = tmp_path / "evaluation.json"
+    path.write_text(json.dumps({"interpolation": result}))
+    with pytest.raises(ConfigError) as caught:
+        read_evaluation(tmp_path)
+    said = str(caught.value)
+    assert said.startswith(f"{path} holds no results of the set 'interpolation': ")
+    assert "evaluate the run again" in said
+
+
 def test_a_run_in_the_place_of_the_folder_is_refused(compared, capsys):
     before = sorted(path.name for path in (compared / "ce").iterdir())
     assert main(["report", f"{compared / 'ce'}", f"{compared / 'ce-0.3was'}"]) == 1
