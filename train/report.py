@@ -109,8 +109,10 @@ def _answer(line: bytes) -> dict[str, str]:
     """A row of predictions.jsonl; ValueError where it is none."""
     row = json.loads(line)
     names = ("set", "question", "answer", "prediction")
-    if not isinstance(row, dict) or not row.keys() >= set(names):
-        raise ValueError(f"no object with {', '.join(names)}")
+    if not isinstance(row, dict) or not all(
+        isinstance(row.get(name), str) for name in names
+    ):
+        raise ValueError(f"no object with the texts {', '.join(names)}")
     return row
 
 

@@ -259,7 +259,9 @@ def test_damaged_files_are_named_with_the_remedy(compared, tmp_path):
         (names[0], evaluation[:99] + b"\xff" + evaluation[100:], "is damaged .*utf-8"),
         (names[0], b"[1]", "holds no JSON object"),
         (names[1], answers + line[:40], rf"line {answers.count(10) + 1} is damaged"),
-        (names[1], answers + b"{}\n", "no object with set, question"),
+        (names[1], answers + b"{}\n", "no object with the texts set, question"),
+        (names[1], line.replace(b'"set": ', b'"set": [], "a": '), "line 1 .*no object"),
+        (names[1], line.replace(b'"answer": ', b'"answer": 7, "a": '), "no object"),
         (names[1], line.replace(SETS[0].encode(), b"more"), "line 1 .*'more'"),
     ]
     for name, content, message in cases:
