@@ -120,7 +120,8 @@ def report(run_dirs: Mapping[str, AnyPath], folder: AnyPath) -> str:
     """Compares finished runs: comparison.md, comparison.png, errors.png in `folder`.
 
     Args:
-        run_dirs: finished runs by name, evaluated on the same sets.
+        run_dirs: finished runs by name, evaluated on the same sets, in any order: they
+            are compared in that of the first run.
         folder: where to write.
 
     Returns:
@@ -135,7 +136,7 @@ def report(run_dirs: Mapping[str, AnyPath], folder: AnyPath) -> str:
         raise ConfigError(f"{folder} is a file: name a folder for the report.")
     evaluations = {name: read_evaluation(run) for name, run in run_dirs.items()}
     sets = [list(evaluation) for evaluation in evaluations.values()]
-    if any(names != sets[0] for names in sets):
+    if any(set(names) != set(sets[0]) for names in sets):
         raise ConfigError(f"these runs were evaluated on different sets: {sets}.")
     if not sets[0]:
         return "no evaluation set, so no table"

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -245,6 +246,16 @@ def test_unfinished_runs_and_other_sets_are_refused(compared, tmp_path):
     (tmp_path / "predictions.jsonl").write_text("\n".join(lines[1:]) + "\n")
     with pytest.raises(ConfigError, match="not to the same questions"):
         report(runs, tmp_path)
+
+
+def test_sets_in_another_order_are_compared_by_name(compared, tables, tmp_path):
+    second = shutil.copytree(compared / "ce-0.3was", tmp_path / "second")
+    path = second / "evaluation.json"
+    sets = json.loads(path.read_text())
+    path.write_text(json.dumps(dict(reversed(sets.items()))))
+    runs = dict(zip(LOSSES, (compared / "ce", second), strict=True))
+    report(runs, tmp_path / "out")
+    assert sections((tmp_path / "out" / "comparison.md").read_text()) == tables
 
 
 def test_damaged_files_are_named_with_the_remedy(compared, tmp_path):
