@@ -136,14 +136,18 @@ class Evaluator:
             rows.append(row[: row.index(end) + 1] if end in row else row)
         return rows
 
-    def _losses(self, collected: "_Collected") -> dict[str, float]:
+    def _losses(self, collected: "_Collected") -> dict[str, float | None]:
+        """The objective and its terms, None for a term that nothing counts in."""
         terms = jax.device_get(collected.terms)
         if isinstance(self._task.model, NumberModel):
             losses = {"loss": float(total_loss(terms))}
         else:
             objective = evaluation_objective(self._task.objective)
             losses = {"loss": float(objective.total(terms))}
-        return losses | {name: float(term.mean) for name, term in terms.items()}
+        return losses | {
+            name: float(term.mean) if term.count > 0 else None
+            for name, term in terms.items()
+        }
 
 
 _SURE = {

@@ -18,7 +18,9 @@ from train.evaluate import Evaluator
 from train.inputs import load_inputs
 from train.model import answer_logits
 from train.predict import load_run
+from train.state import init_state
 from train.step import evaluation_objective
+from train.tables import comparison_table
 
 RUN = "ce-0.3was"
 SET = "interpolation"
@@ -139,6 +141,23 @@ def test_token_and_sequence_accuracy_are_those_of_the_ids(whole, written, inputs
     ]
     assert metrics["token_accuracy"] == sum(hits) / sum(map(len, labels))
     assert "bleu" not in metrics, "no answer holds a word"
+
+
+def test_a_number_loss_of_answers_without_a_number_is_not_defined(inputs):
+    numbers, task = inputs.evaluation[SET], tiny_task(COMPARED)
+    ends = np.full(len(numbers), task.model.eos_token_id, np.int32)
+    empty = Ragged(ends, np.arange(len(ends) + 1))
+    words = dataclasses.replace(numbers, targets=empty)
+    rows = [row | {"answer": ""} for row in inputs.splits.evaluation[SET]]
+    evaluator = Evaluator(task, inputs.tokenizer, {SET: words}, {SET: rows})
+    result = evaluator(init_state(task, None).params)[SET]
+    assert result.metrics["was"] is None
+    assert result.metrics["loss"] == pytest.approx(result.metrics["ce"])
+    evaluated = {"metrics": result.metrics, "number_tokens": result.numbers}
+    header, _, row = comparison_table({RUN: {SET: evaluated}}).splitlines()
+    shown = dict(zip(header.split("|"), row.split("|"), strict=True))
+    found = {name.strip(): cell.strip() for name, cell in shown.items()}
+    assert found["NTL-WAS"] == "-" and float(found["CE"]) > 0
 
 
 def test_an_empty_set_is_refused(inputs):
