@@ -11,6 +11,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from train.config import ConfigError
+from train.damage import checked_sums, is_denied, is_of_files
 from train.digests import compile_digests, differences, digests, kinds
 from train.hosts import check_everywhere, from_first
 from train.pinned import reserve_pinned
@@ -64,21 +65,13 @@ class Checkpointer:
         folder = run_dir / FOLDER
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"{folder} is a file: move it away.")
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep,
+            cleanup_tmp_directories=keep is not None,
+            async_options=ocp.AsyncOptions(barrier_sync_fn=barrier),
+        )
         try:
-            self._manager = ocp.CheckpointManager(
-                folder if is_remote(folder) else folder.absolute(),
-                options=ocp.CheckpointManagerOptions(
-                    max_to_keep=keep,
-                    cleanup_tmp_directories=keep is not None,
-                    async_options=ocp.AsyncOptions(barrier_sync_fn=barrier),
-                ),
-                item_handlers={
-                    "params": ocp.StandardCheckpointHandler(),
-                    "training": ocp.StandardCheckpointHandler(),
-                    "config": ocp.JsonCheckpointHandler(),
-                    "checksums": ocp.JsonCheckpointHandler(),
-                },
-            )
+            self._manager = _manager(folder, options)
         except OSError as error:
             raise ConfigError(
                 f"{folder} cannot be used ({error.strerror or error}): make it a "
@@ -272,14 +265,13 @@ class Checkpointer:
         why, denied, other, restored, sums = "", "", "", None, {}
         items = {name: ocp.args.StandardRestore(of) for name, of in abstract.items()}
         try:
-            sums = self._manager.restore(
-                step, args=ocp.args.Composite(checksums=ocp.args.JsonRestore())
-            )["checksums"]
+            only = ocp.args.Composite(checksums=ocp.args.JsonRestore())
+            sums = checked_sums(self._manager.restore(step, args=only)["checksums"])
             other = self._difference(step, abstract, sums)
             if not other:
                 restored = self._manager.restore(step, args=ocp.args.Composite(**items))
         except Exception as error:
-            if not _of_files(error):
+            if not is_of_files(error):
                 raise
             raise_out_of_reach(self._run_dir, error)
             why = str(error).split("\n")[0][:200]
@@ -328,7 +320,7 @@ class Checkpointer:
         folder = self._manager.directory / str(step)
         # Of a folder that is closed orbax says that what lies in it is missing.
         closed = closed_part(folder)
-        if closed is None and not _is_denied(error):
+        if closed is None and not is_denied(error):
             return ""
         why = closed or str(error).split("\n")[0][:200]
         return (
@@ -343,22 +335,27 @@ class Checkpointer:
         )
 
 
-def _is_denied(error: BaseException) -> bool:
-    """Whether an error says that files may not be read."""
-    return isinstance(error, PermissionError) or "PERMISSION_DENIED" in str(error)
+def _manager(
+    folder: AnyPath, options: ocp.CheckpointManagerOptions
+) -> ocp.CheckpointManager:
+    def made(options: ocp.CheckpointManagerOptions) -> ocp.CheckpointManager:
+        return ocp.CheckpointManager(
+            folder if is_remote(folder) else folder.absolute(),
+            options=options,
+            item_handlers={
+                "params": ocp.StandardCheckpointHandler(),
+                "training": ocp.StandardCheckpointHandler(),
+                "config": ocp.JsonCheckpointHandler(),
+                "checksums": ocp.JsonCheckpointHandler(),
+            },
+        )
 
-
-def _of_files(error: BaseException) -> bool:
-    """Whether orbax means damaged or unwritable files, and not a bug.
-
-    It may wrap tensorstore's word in a bare Exception, and where a file of JSON does
-    not name what an object is, it goes on with a dict.
-    """
-    if isinstance(error, AttributeError):
-        return isinstance(error.obj, dict)
-    return isinstance(error, ValueError | LookupError | OSError) or (
-        type(error) is Exception
-    )
+    try:
+        return made(options)
+    except ValueError:
+        # What says when a step was written is damaged: its arrays may be whole, and
+        # are checked.
+        return made(dataclasses.replace(options, lightweight_initialize=True))
 
 
 def _prepare(shapes: dict[str, Any]) -> None:

@@ -159,6 +159,53 @@ def test_other_damage(how, run_dir, task, states):
     assert_same(restored, states[0])
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("checksums/metadata", []),
+        ("checksums/metadata", {"params/decoder/final_norm/scale": 1}),
+        ("params/_METADATA", None),
+        ("params/_METADATA", {"tree_metadata": {"a": 1}}),
+        ("params/array_metadatas/process_0", "text"),
+        ("params/array_metadatas/process_0", {"array_metadatas": [1]}),
+        ("training/_METADATA", 1),
+    ],
+)
+def test_json_of_another_kind_is_damage(name, content, run_dir, task, states, caplog):
+    file = run_dir / "checkpoints" / "1" / name
+    whole = json.loads(file.read_text())
+    changed_file = whole | content if isinstance(content, dict) else content
+    file.write_text(json.dumps(changed_file))
+    step, restored = newest(run_dir, task, keep=2)
+    assert step == 0 and "checkpoints/1 cannot be read" in caplog.text
+    assert_same(restored, states[0])
+    assert (run_dir / "damaged" / "1" / name).exists()
+
+
+@pytest.mark.parametrize("content", [[], 1, {"metrics": 1}])
+@pytest.mark.parametrize("step", [0, 1])
+def test_when_a_step_was_written_is_not_needed(step, content, run_dir, task, states):
+    """Orbax keeps it beside the arrays, and refused the whole folder without it."""
+    file = run_dir / "checkpoints" / str(step) / "_CHECKPOINT_METADATA"
+    file.write_text(json.dumps(content))
+    found, restored = newest(run_dir, task, keep=2)
+    assert found == 1
+    assert_same(restored, states[1])
+    with Checkpointer(run_dir, keep=2) as checkpointer:
+        later = dataclasses.replace(states[1], step=states[1].step + 1)
+        checkpointer.save(later, CONFIG)
+    assert newest(run_dir, task)[0] == 2
+
+
+def test_an_error_of_our_own_is_not_called_damage(run_dir, task, monkeypatch):
+    def bug(_):
+        return [].items()  # type: ignore
+
+    monkeypatch.setattr(checkpoint, "checked_sums", bug)
+    with pytest.raises(AttributeError, match="items"):
+        newest(run_dir, task)
+
+
 OTHER_MODELS = {
     "wider": ({"model__d_ff": 48}, r"wi\w*/kernel: float32.* saved, float32.* asked"),
     "deeper": ({"model__num_layers": 2}, r"q/kernel: float32\[1,.* float32\[2,"),
