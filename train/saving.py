@@ -1,7 +1,6 @@
 """What goes wrong while a checkpoint is written: told once, and not waited for."""
 
 import contextlib
-import errno
 import logging
 import re
 import sys
@@ -11,9 +10,8 @@ from typing import Any
 import orbax.checkpoint as ocp
 
 from train.config import ConfigError
-from train.storage import AnyPath, is_remote, out_of_reach
+from train.storage import NO_ROOM, AnyPath, is_remote, out_of_reach, write_remedy
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BY_TENSORSTORE = re.compile(r"([^:]*?) ?\[os_error_code='(\d+)'")
 
 _DETAILS = re.compile(r" \[\w+='")  # a whole request or specification
@@ -49,8 +47,7 @@ def writing_checkpoint(folder: AnyPath, step: int | None) -> Iterator[None]:
         reason = _reason(error)
         if reason is None:
             raise
-        full = _no_room(error) and not is_remote(folder)
-        remedy = "make room" if full else "look at its permissions"
+        remedy = write_remedy(None if is_remote(folder) else _number(error))
         raise SaveError(
             f"the checkpoint of step {step} could not be written to {folder} "
             f"({reason}). Those before it are whole: {remedy}, then continue with "
@@ -98,11 +95,16 @@ class _Told(logging.Filter):
         return error is None or not self._kind(error)
 
 
-def _no_room(error: BaseException) -> bool:
+def _number(error: BaseException) -> int | None:
+    """The errno, also of tensorstore's errors."""
     if isinstance(error, OSError):
-        return error.errno in _NO_ROOM
+        return error.errno
     found = _BY_TENSORSTORE.search(str(error))
-    return found is not None and int(found[2]) in _NO_ROOM
+    return None if found is None else int(found[2])
+
+
+def _no_room(error: BaseException) -> bool:
+    return _number(error) in NO_ROOM
 
 
 def _unreadable(error: BaseException | None) -> bool:

@@ -5,6 +5,7 @@ no folders but in their names, no appends and no renames.
 """
 
 import contextlib
+import errno
 import importlib.util
 import logging
 import os
@@ -23,6 +24,10 @@ REMOTE = "gs://"
 AnyPath: TypeAlias = pathlib.Path | epath.Path
 """A file or folder on this machine, or in a bucket."""
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (None, errno.EACCES, errno.EPERM, errno.EROFS)
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+
 _MISSPELT = re.compile(r"(gs|gcs|s3|https?|abfss?|file):(?!//)")
 
 logger = logging.getLogger("train")
@@ -31,6 +36,15 @@ logger = logging.getLogger("train")
 def is_remote(path: AnyPath | str) -> bool:
     """Whether a path lies in a bucket."""
     return os.fspath(path).startswith(REMOTE)
+
+
+def write_remedy(number: int | None) -> str:
+    """What to do where something cannot be written, by its errno; None: a bucket's."""
+    if number in NO_ROOM:
+        return "make room"
+    if number in _FORBIDDEN:
+        return "look at its permissions"
+    return "bring its folder back" if number in _GONE else "look at its disk"
 
 
 def any_path(name: str) -> AnyPath:

@@ -12,7 +12,7 @@ from typing import Any
 from train.board import Board
 from train.config import ConfigError
 from train.hosts import is_coordinator
-from train.storage import AnyPath, Mirror, is_remote, reaching
+from train.storage import AnyPath, Mirror, is_remote, reaching, write_remedy
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -46,8 +46,8 @@ def writing(path: AnyPath | str) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be written ({error.strerror}): make room, then start "
-            "again, a run with --resume."
+            f"{path} cannot be written ({error.strerror}): "
+            f"{write_remedy(error.errno)}, then start again, a run with --resume."
         ) from error
 
 

@@ -100,6 +100,10 @@ def test_another_error_says_that_a_save_is_lost_too(
             r"/a \(Permission denied\)\. Those .* whole: look at its permissions",
         ),
         (
+            FileNotFoundError(errno.ENOENT, "No such file or directory", "/a/7"),
+            r"/a \(No such file or directory\)\. .* whole: bring its folder back",
+        ),
+        (
             ValueError("Error writing gs://a: HTTP 403 [http_response_code='403'] [b"),
             r"\(Error writing gs://a: HTTP 403\)",
         ),

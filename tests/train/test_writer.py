@@ -1,13 +1,15 @@
 """metrics.jsonl: what a resumed run keeps, what a kill leaves, TensorBoard beside."""
 
+import errno
 import importlib.util
 import math
+import os
 import pathlib
 
 import pytest
 
 from train.config import ConfigError
-from train.writer import MetricWriter, read_metrics, replace_text
+from train.writer import MetricWriter, read_metrics, replace_text, writing
 
 
 def write(run_dir, *rows, start_step=0):
@@ -117,3 +119,25 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         replace_text(path, "new")
     assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "make room"),
+        (errno.EDQUOT, "make room"),
+        (errno.EACCES, "look at its permissions"),
+        (errno.EROFS, "look at its permissions"),
+        (errno.ENOENT, "bring its folder back"),
+        (errno.EIO, "look at its disk"),
+    ],
+)
+def test_the_remedy_is_of_what_went_wrong(number, remedy):
+    said = rf"^a/b cannot be written \({os.strerror(number)}\): {remedy}, then start"
+    with pytest.raises(ConfigError, match=said), writing("a/b"):
+        raise OSError(number, os.strerror(number))
+
+
+def test_a_folder_that_was_removed(tmp_path):
+    with pytest.raises(ConfigError, match=r"bring its folder back, .* --resume"):
+        replace_text(tmp_path / "gone" / "config.json", "new")
