@@ -23,6 +23,9 @@ _TPUS = {
     "v6e": ("v6e", 1, None),
 }
 _FLAT = ("v5e", "v6e")  # of three sides their compiler would end the process
+_PLANES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+"""The slices of these. Source, also of the rule for cubes: Google Cloud's pages on TPU
+versions."""
 _CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 
 
@@ -34,18 +37,15 @@ def find_devices(topology: str) -> list[Any]:
             "h100:8", or hosts times GPUs of a host, "h100:2x8"; or "local".
 
     Raises:
-        ConfigError: there is none such, or its compiler is not installed.
+        ConfigError: there is none such, no slice has that shape, or its compiler is not
+            installed.
     """
     if topology == "local":
         return jax.devices()
     name, _, grid = topology.partition(":")
     sides = [int(side) if side.isdecimal() else 0 for side in grid.split("x")]
     if min(sides) > 0 and name in _TPUS and len(sides) in (2, 3):
-        if name in _FLAT and math.prod(sides[2:]) != 1:
-            raise ConfigError(
-                f"--topology {topology}: the chips of {name} lie in a plane, so give "
-                f"two sides, such as {name}:{sides[0]}x{sides[1]}."
-            )
+        _check_slice(topology, name, sides)
         return _tpus(topology, name, sides)
     if min(sides) > 0 and name in GPU_TARGETS and len(sides) in (1, 2):
         return _gpus(topology, name, sides)
@@ -55,6 +55,29 @@ def find_devices(topology: str) -> list[Any]:
         f"{', '.join(GPU_TARGETS)} with the number of GPUs, such as h100:8, or hosts "
         "and GPUs of each, such as h100:2x8."
     )
+
+
+def _check_slice(topology: str, name: str, sides: list[int]) -> None:
+    """Refuses grids that no TPU has; their compiler takes them."""
+    if name not in _FLAT:
+        cube = (*sides, 1)[:3]
+        if any(side % 4 for side in cube) and not {1, 2, 4}.issuperset(cube):
+            raise ConfigError(
+                f"--topology {topology}: there is no such slice of {name}, so give "
+                "sides of 1, 2 and 4 chips, or multiples of 4 alone, such as "
+                f"{name}:2x2x4 or {name}:4x4x8."
+            )
+        return
+    if math.prod(sides[2:]) != 1:
+        raise ConfigError(
+            f"--topology {topology}: the chips of {name} lie in a plane, so give "
+            f"two sides, such as {name}:{sides[0]}x{sides[1]}."
+        )
+    if "x".join(map(str, sorted(sides[:2]))) not in _PLANES:
+        raise ConfigError(
+            f"--topology {topology}: there is no such slice of {name}, so give one of "
+            f"{', '.join(_PLANES)}."
+        )
 
 
 def _tpus(topology: str, name: str, sides: list[int]) -> list[Any]:

@@ -44,6 +44,34 @@ def test_slices_that_are_flat_have_two_sides(topology):
 
 
 @pytest.mark.parametrize(
+    ("topology", "remedy"),
+    [
+        ("v5e:3x3", r"one of 1x1, 2x2, .* 16x16\."),
+        ("v5e:16x32", r"one of 1x1"),
+        ("v6e:1x2", r"one of 1x1"),
+        ("v4:3x3x3", "multiples of 4 alone, such as v4:2x2x4"),
+        ("v4:2x8x8", "sides of 1, 2 and 4 chips, or"),
+        ("v5p:4x4x6", "multiples of 4 alone, such as v5p:2x2x4"),
+        ("v5p:8x8", "multiples of 4 alone"),
+    ],
+)
+def test_slices_that_no_tpu_has(topology, remedy):
+    said = f"--topology {topology}: there is no such slice .*{remedy}"
+    with pytest.raises(ConfigError, match=said):
+        find_devices(topology)
+
+
+@pytest.mark.parametrize(
+    "topology",
+    ["v5e:1x1", "v5e:4x2", "v6e:16x16", "v4:2x4x4", "v4:8x4x4", "v5p:2x2", "v5p:4x4x8"],
+)
+def test_slices_of_tpus_are_taken(topology, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="takes the TPU compiler"):
+        find_devices(topology)
+
+
+@pytest.mark.parametrize(
     ("topology", "remedy"), [("v5e:2x2", "jax\\[tpu\\]"), ("h100:2", "cuda13-local")]
 )
 def test_a_compiler_that_is_not_installed(topology, remedy, monkeypatch):
