@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -70,8 +71,9 @@ class Checkpointer:
             cleanup_tmp_directories=keep is not None,
             async_options=ocp.AsyncOptions(barrier_sync_fn=barrier),
         )
+        self._open = functools.partial(_manager, folder, options)
         try:
-            self._manager = _manager(folder, options)
+            self._manager = self._open()
         except OSError as error:
             raise ConfigError(
                 f"{folder} cannot be used ({error.strerror or error}): make it a "
@@ -214,7 +216,11 @@ class Checkpointer:
 
         for place in from_first(move):
             logger.warning("moved the damaged checkpoint to %s", place)
-        self._manager.reload()
+        try:
+            self._manager.reload()
+        except ValueError:  # as in `_manager`
+            self._manager.close()
+            self._manager = self._open()
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """Reads a state into the shapes, dtypes and shardings of `abstract`.

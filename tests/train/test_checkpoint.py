@@ -197,6 +197,22 @@ def test_when_a_step_was_written_is_not_needed(step, content, run_dir, task, sta
     assert newest(run_dir, task)[0] == 2
 
 
+def test_when_the_step_before_a_damaged_one_was_written_is_not_needed(
+    run_dir, task, states
+):
+    flip_a_byte(run_dir / "checkpoints" / "1" / "params")
+    (run_dir / "checkpoints" / "0" / "_CHECKPOINT_METADATA").write_text("[]")
+    abstract = abstract_state(task)
+    with Checkpointer(run_dir, keep=2) as checkpointer:
+        checkpointer.newest(lambda step: checkpointer.restore(step, abstract))
+        checkpointer.set_aside_after(0)
+        assert checkpointer.latest_step() == 0
+        checkpointer.save(states[1], CONFIG)
+    step, restored = newest(run_dir, task)
+    assert step == 1
+    assert_same(restored, states[1])
+
+
 def test_an_error_of_our_own_is_not_called_damage(run_dir, task, monkeypatch):
     def bug(_):
         return [].items()  # type: ignore
