@@ -2,35 +2,29 @@
 
 import contextlib
 import dataclasses
-import functools
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
 
+from train.checkpoint_folder import COMMITTED, DAMAGED_FOLDER, FOLDER, open_manager
 from train.config import ConfigError
 from train.damage import checked_sums, is_denied, is_of_files
-from train.digests import compile_digests, differences, digests, kinds
+from train.digests import differences, digests, kinds
+from train.first_save import ready_first_save
 from train.hosts import check_everywhere, from_first
-from train.pinned import reserve_pinned
-from train.saving import SaveError, barrier, quieten_threads, writing_checkpoint
+from train.saving import SaveError, quieten_threads, writing_checkpoint
 from train.state import Params, TrainState
 from train.storage import (
     AnyPath,
     closed_part,
-    is_remote,
     move_folder,
     raise_out_of_reach,
     reaching,
 )
-
-FOLDER = "checkpoints"
-DAMAGED_FOLDER = "damaged"
-COMMITTED = "commit_success.txt"
-"""The file that orbax writes last, in a bucket, into each step's folder."""
 
 logger = logging.getLogger("train")
 T = TypeVar("T")
@@ -59,26 +53,11 @@ class Checkpointer:
     """
 
     def __init__(self, run_dir: AnyPath, *, keep: int | None = None) -> None:
-        self._run_dir = run_dir
+        self._run_dir, self._keep = run_dir, keep
         self._pending: int | None = None
         self._prepared: Future[None] | None = None
         quieten_threads(run_dir)
-        folder = run_dir / FOLDER
-        if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"{folder} is a file: move it away.")
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
-            cleanup_tmp_directories=keep is not None,
-            async_options=ocp.AsyncOptions(barrier_sync_fn=barrier),
-        )
-        self._open = functools.partial(_manager, folder, options)
-        try:
-            self._manager = self._open()
-        except OSError as error:
-            raise ConfigError(
-                f"{folder} cannot be used ({error.strerror or error}): make it a "
-                "folder that this user can read and write."
-            ) from error
+        self._manager = open_manager(run_dir, keep)
 
     def __enter__(self) -> "Checkpointer":
         return self
@@ -128,15 +107,7 @@ class Checkpointer:
         That are the programs of its checksums and, for GPUs, pinned host memory, for
         which the steps would wait. The save itself waits until both are there.
         """
-        shapes = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(
-                leaf.shape, leaf.dtype, sharding=leaf.sharding
-            ),
-            _saved(state),
-        )
-        pool = ThreadPoolExecutor(1, thread_name_prefix="prepare-save")
-        self._prepared = pool.submit(_prepare, shapes)
-        pool.shutdown(wait=False)
+        self._prepared = ready_first_save(_saved(state))
 
     def save(self, state: TrainState, config: dict[str, Any]) -> None:
         """Writes the state under its own step, unless that step is there already.
@@ -218,9 +189,9 @@ class Checkpointer:
             logger.warning("moved the damaged checkpoint to %s", place)
         try:
             self._manager.reload()
-        except ValueError:  # as in `_manager`
+        except ValueError:  # as in `open_manager`
             self._manager.close()
-            self._manager = self._open()
+            self._manager = open_manager(self._run_dir, self._keep)
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """Reads a state into the shapes, dtypes and shardings of `abstract`.
@@ -341,34 +312,6 @@ class Checkpointer:
         )
 
 
-def _manager(
-    folder: AnyPath, options: ocp.CheckpointManagerOptions
-) -> ocp.CheckpointManager:
-    def made(options: ocp.CheckpointManagerOptions) -> ocp.CheckpointManager:
-        return ocp.CheckpointManager(
-            folder if is_remote(folder) else folder.absolute(),
-            options=options,
-            item_handlers={
-                "params": ocp.StandardCheckpointHandler(),
-                "training": ocp.StandardCheckpointHandler(),
-                "config": ocp.JsonCheckpointHandler(),
-                "checksums": ocp.JsonCheckpointHandler(),
-            },
-        )
-
-    try:
-        return made(options)
-    except ValueError:
-        # What says when a step was written is damaged: its arrays may be whole, and
-        # are checked.
-        return made(dataclasses.replace(options, lightweight_initialize=True))
-
-
-def _prepare(shapes: dict[str, Any]) -> None:
-    reserve_pinned(shapes)
-    compile_digests(shapes)
-
-
 def _saved(state: TrainState) -> dict[str, Any]:
     return {"params": state.params, "training": _training(state)}
 
@@ -378,14 +321,3 @@ def _training(state: TrainState) -> dict[str, Any]:
     fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
     del fields["params"]
     return fields
-
-
-def has_checkpoint(run_dir: AnyPath) -> bool:
-    """Whether `run_dir` holds a complete checkpoint."""
-    folder = run_dir / FOLDER
-    if not folder.is_dir():
-        return False
-    steps = [child for child in folder.iterdir() if child.name.isdigit()]
-    if is_remote(run_dir):  # where a folder has its name from the start
-        return any((step / COMMITTED).exists() for step in steps)
-    return bool(steps)

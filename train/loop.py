@@ -12,7 +12,8 @@ from jax.sharding import Mesh
 from ntl_jax.models import AnyConfig, count_parameters
 from ntl_jax.sharding import batch_sharding, make_mesh
 from ntl_jax.value_scales import ValueScale
-from train.checkpoint import Checkpointer, has_checkpoint
+from train.checkpoint import Checkpointer
+from train.checkpoint_folder import has_checkpoint
 from train.config import ConfigError, TrainConfig, mesh_shape
 from train.data import train_batches
 from train.evaluate import Evaluator, SetResult, write_predictions

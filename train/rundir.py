@@ -7,7 +7,7 @@ import pathlib
 from typing import Any
 
 from ntl_jax.value_scales import ValueScale
-from train.checkpoint import has_checkpoint
+from train.checkpoint_folder import has_checkpoint
 from train.config import ConfigError, TrainConfig
 from train.hosts import check_everywhere, from_first
 from train.model import model_of_dict

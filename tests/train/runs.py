@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import numpy as np
 
-from train.checkpoint import Checkpointer, has_checkpoint
+from train.checkpoint import Checkpointer
+from train.checkpoint_folder import has_checkpoint
 from train.writer import read_metrics
 
 ROOT = pathlib.Path(__file__).parents[2]

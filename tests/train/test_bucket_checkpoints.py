@@ -7,7 +7,8 @@ import pytest
 
 from tests.train.fake_bucket import FakeBucket
 from tests.train.helpers import INTERRUPTED_IO
-from train.checkpoint import Checkpointer, DamagedError, has_checkpoint
+from train.checkpoint import Checkpointer, DamagedError
+from train.checkpoint_folder import has_checkpoint
 from train.config import ConfigError
 from train.rundir import trained_runs
 from train.state import TrainState

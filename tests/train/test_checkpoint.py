@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tests.train.helpers import INTERRUPTED_IO, SHALLOW, changed, tiny_task
-from train import checkpoint
+from train import checkpoint, first_save
 from train.checkpoint import Checkpointer, DamagedError, MismatchError
 from train.config import ConfigError
 from train.rundir import config_dict
@@ -322,7 +322,7 @@ def test_no_room_to_save_is_told_at_once(by, states, tmp_path, monkeypatch):
     def refuse(_):
         raise ConfigError("no room")
 
-    monkeypatch.setattr(checkpoint, "reserve_pinned", refuse)
+    monkeypatch.setattr(first_save, "reserve_pinned", refuse)
     with Checkpointer(tmp_path) as checkpointer:
         checkpointer.prepare(states[0])
         with pytest.raises(ConfigError, match="no room"):

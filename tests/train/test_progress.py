@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tests.train.helpers import SHALLOW, changed, tiny_task
-from train.checkpoint import Checkpointer, has_checkpoint
+from train.checkpoint import Checkpointer
+from train.checkpoint_folder import has_checkpoint
 from train.loop import run
 from train.progress import IntervalLog, NonFiniteError, StepProfile, peak_memory
 from train.state import abstract_state
