@@ -59,7 +59,7 @@ def read_pass(
         return triton().read(logits, labels, ids, first)
 
     def split(logits, labels):
-        return partitioned_read(triton().read, logits, labels, jnp.asarray(ids))
+        return partitioned_read(triton().read, logits, labels, ids)
 
     sums = _choose(axis_name, plain, kernel, split, logits, labels)
     return sums if axis_name is None else columns.combine_shards(sums, axis_name)
@@ -118,9 +118,8 @@ def write_pass(
         )
 
     def split(logits, labels, top, log_sum, cotangents):
-        table = jnp.asarray(number_of_column)
         return partitioned_write(
-            triton().write, logits, labels, top, log_sum, cotangents, table
+            triton().write, logits, labels, top, log_sum, cotangents, number_of_column
         )
 
     operands = (logits, labels, top, log_sum, cotangents)

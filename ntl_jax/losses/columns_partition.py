@@ -137,7 +137,8 @@ def partitioned_read(read: Callable, logits, labels, token_ids) -> ColumnSums:
             ColumnSums``.
         logits: [*B, V].
         labels: [*B].
-        token_ids: [K].
+        token_ids: [K], of NumPy where a branch of a program is traced: `vmap` may come
+            to it when its tracers are gone.
 
     Returns:
         ColumnSums over [*B].
@@ -179,7 +180,7 @@ def partitioned_write(
         logits: [*B, V].
         labels, top, log_sum: [*B].
         cotangents: over [*B].
-        number_of_column: [V].
+        number_of_column: [V], likewise.
 
     Returns:
         [*B, V].

@@ -11,7 +11,13 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ntl_jax.losses import column_passes, columns, columns_triton
+from ntl_jax import NumberVocab
+from ntl_jax.losses import (
+    column_passes,
+    columns,
+    columns_triton,
+    stats_from_logits,
+)
 from ntl_jax.losses.columns import MASKED_LOGIT, ColumnCotangents
 from ntl_jax.losses.columns_partition import partitioned_read, partitioned_write
 from ntl_jax.sharding import BATCH_AXES, TENSOR_AXIS, make_mesh, on_mesh
@@ -167,6 +173,25 @@ def test_the_kernels_are_translated_for_cuda(dtype):
     )
     with jax.sharding.use_abstract_mesh(mesh):
         traced = jax.jit(passes).trace(*batch)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "ntl_read_columns" in text and "ntl_write_columns" in text
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+def test_the_kernels_are_translated_under_vmap():
+    tokens = {str(i): i for i in range(10)} | {f"t{i}": i for i in range(10, 4096)}
+    vocab = NumberVocab.from_mapping(tokens, vocab_size=4096)
+
+    def total(logits, labels):
+        return sum(map(jnp.sum, stats_from_logits(logits, labels, vocab)))
+
+    card = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", None, "gpu")
+    mesh = jax.sharding.AbstractMesh(
+        (1,), ("card",), (jax.sharding.AxisType.Auto,), abstract_device=card
+    )
+    batches = jnp.zeros((3, 4, 4096)), jnp.zeros((3, 4), jnp.int32)
+    with jax.sharding.use_abstract_mesh(mesh):
+        traced = jax.jit(jax.vmap(jax.grad(total))).trace(*batches)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "ntl_read_columns" in text and "ntl_write_columns" in text
 
