@@ -87,8 +87,12 @@ def add_number_gradients(
     of_columns = tiles.over_tokens(hidden, grad.astype(hidden.dtype))  # [D, K]
     d_kernel, d_bias = gradients
     of_columns = of_columns.astype(d_kernel.dtype)
+    # One place more, which is dropped: of a single one XLA makes an update of a slice,
+    # and where devices share out columns, jax 0.10 partitions it wrongly.
+    places = jnp.pad(places, (0, 1), constant_values=kernel.shape[1])
+    of_columns = jnp.pad(of_columns, ((0, 0), (0, 1)))
     d_kernel = d_kernel.at[:, places].add(of_columns, mode="drop")
     if d_bias is not None:
         of_bias = tiles.float32_sum(grad, range(grad.ndim - 1)).astype(d_bias.dtype)
-        d_bias = d_bias.at[places].add(of_bias, mode="drop")
+        d_bias = d_bias.at[places].add(jnp.pad(of_bias, (0, 1)), mode="drop")
     return head.sum_shards(d_hidden), HeadGradients(d_kernel, d_bias)

@@ -219,6 +219,23 @@ def test_columns_shared_out_cannot_be_cut(unhooked):
         total_by_stats(head, labels, axis_name="tensor", backward="columns")
 
 
+def test_one_number_token_beside_columns_that_are_filled_up():
+    tokens = {"3" if i == 3 else f"t{i}": i for i in range(24)}
+    vocab = NumberVocab.from_mapping(tokens, vocab_size=24)
+    rng = np.random.default_rng(0)
+    hidden = jnp.asarray(rng.normal(size=(32, 16)), jnp.bfloat16)
+    kernel = rng.normal(size=(16, 24)).astype(np.float32)
+    labels = jnp.asarray(rng.integers(0, 24, size=32), jnp.int32)
+
+    def total(kernel):
+        return sum(map(jnp.sum, stats_from_hidden(hidden, kernel, labels, vocab)))
+
+    expected = jax.jit(jax.grad(total))(kernel)
+    by_column = NamedSharding(make_mesh(1, 1, 8), P(None, "tensor"))
+    actual = jax.jit(jax.grad(total))(jax.device_put(kernel, by_column))
+    assert_close(actual, expected)
+
+
 def test_means_of_means_are_seen(expected):
     step = in_shard_map(total_at_once, True, whole_counts=False)
     with pytest.raises(AssertionError):
