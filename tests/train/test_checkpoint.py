@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import shutil
+from concurrent.futures import wait
 
 import jax
 import numpy as np
@@ -325,9 +326,11 @@ def test_no_room_to_save_is_told_at_once(by, states, tmp_path, monkeypatch):
     monkeypatch.setattr(first_save, "reserve_pinned", refuse)
     with Checkpointer(tmp_path) as checkpointer:
         checkpointer.prepare(states[0])
+        if by == "check":
+            assert checkpointer._prepared is not None
+            wait([checkpointer._prepared])
         with pytest.raises(ConfigError, match="no room"):
             if by == "save":
                 checkpointer.save(states[0], {})
-            while by == "check":
-                checkpointer.check()
+            checkpointer.check()
         assert checkpointer.latest_step() is None
