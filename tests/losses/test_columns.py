@@ -11,13 +11,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ntl_jax import NumberVocab
-from ntl_jax.losses import (
-    column_passes,
-    columns,
-    columns_triton,
-    stats_from_logits,
-)
+from ntl_jax import NumberVocab, stats_from_logits
+from ntl_jax.losses import column_passes, columns, columns_triton
 from ntl_jax.losses.columns import MASKED_LOGIT, ColumnCotangents
 from ntl_jax.losses.columns_partition import partitioned_read, partitioned_write
 from ntl_jax.sharding import BATCH_AXES, TENSOR_AXIS, make_mesh, on_mesh
@@ -147,6 +142,13 @@ def test_a_position_without_a_finite_logit(interpreted):
         assert not gradient.any()
 
 
+def gpus(count):
+    """A mesh of GPUs that are not here."""
+    card = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", None, "gpu")
+    axes = (jax.sharding.AxisType.Auto,)
+    return jax.sharding.AbstractMesh((count,), ("data",), axes, abstract_device=card)
+
+
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
 def test_the_kernels_are_translated_for_cuda(dtype):
@@ -167,11 +169,7 @@ def test_the_kernels_are_translated_for_cuda(dtype):
             padded=True,
         )
 
-    card = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", None, "gpu")
-    mesh = jax.sharding.AbstractMesh(
-        (1,), ("card",), (jax.sharding.AxisType.Auto,), abstract_device=card
-    )
-    with jax.sharding.use_abstract_mesh(mesh):
+    with jax.sharding.use_abstract_mesh(gpus(1)):
         traced = jax.jit(passes).trace(*batch)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "ntl_read_columns" in text and "ntl_write_columns" in text
@@ -185,12 +183,8 @@ def test_the_kernels_are_translated_under_vmap():
     def total(logits, labels):
         return sum(map(jnp.sum, stats_from_logits(logits, labels, vocab)))
 
-    card = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", None, "gpu")
-    mesh = jax.sharding.AbstractMesh(
-        (1,), ("card",), (jax.sharding.AxisType.Auto,), abstract_device=card
-    )
     batches = jnp.zeros((3, 4, 4096)), jnp.zeros((3, 4), jnp.int32)
-    with jax.sharding.use_abstract_mesh(mesh):
+    with jax.sharding.use_abstract_mesh(gpus(1)):
         traced = jax.jit(jax.vmap(jax.grad(total))).trace(*batches)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "ntl_read_columns" in text and "ntl_write_columns" in text
@@ -215,10 +209,7 @@ def test_without_the_backend_gpus_run_the_plain_program(monkeypatch):
         return str(jax.make_jaxpr(sums)(logits))
 
     assert "platform_index" not in traced()
-    card = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", None, "gpu")
-    axes = (jax.sharding.AxisType.Auto,)
-    mesh = jax.sharding.AbstractMesh((2,), ("data",), axes, abstract_device=card)
-    with jax.sharding.use_abstract_mesh(mesh):  # of GPUs that are not here
+    with jax.sharding.use_abstract_mesh(gpus(2)):
         assert "platform_index" in traced()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert "platform_index" in traced()
