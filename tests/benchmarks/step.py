@@ -9,8 +9,8 @@ Both train T5 of one size from random weights on random tokens, with dropout and
 ours with the preset's losses and all that a run does in a step, PyTorch's with cross
 entropy alone. The two take turns, so that what else the machine does meets both.
 
-``--alone`` leaves PyTorch out, and takes every preset as it is, on every mesh;
-``--profile`` then tells what GPUs did in a step:
+``--alone`` leaves PyTorch out, and takes every preset whose model writes text as it is,
+on every mesh; ``--profile`` then tells what GPUs did in a step:
 
     python -m tests.benchmarks.step --alone --profile --preset gsm8k-t5-3b -- \\
         --mesh.fsdp 2 --data.batch-size 64
