@@ -25,7 +25,10 @@ def add_unroll(parser: argparse.ArgumentParser) -> None:
     """Adds ``--unroll``, a value of a model's `unroll_layers`."""
     choices = {"auto": "auto", "True": True, "False": False}
     parser.add_argument(
-        "--unroll", type=choices.__getitem__, default="auto", metavar="|".join(choices)
+        "--unroll",
+        type=lambda word: choices.get(word, word),
+        choices=[*choices.values()],
+        default="auto",
     )
 
 
