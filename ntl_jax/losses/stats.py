@@ -64,8 +64,10 @@ def stats_from_logits(
     exactly 0 at a position whose cotangents are all 0, whatever its logits hold.
 
     Under ``jit`` the logits may be sharded in any way, the vocabulary too: only a few
-    numbers a position travel between devices. Inside ``shard_map`` name the mesh axes
-    that share out the vocabulary.
+    numbers a position travel between devices. Where a mesh of the axes data, fsdp and
+    tensor is set, GPUs lay out anew what is not cut by rows over the first two and by
+    columns over the last. Inside ``shard_map`` name the mesh axes that share out the
+    vocabulary.
 
     Args:
         logits: [*B, V] of any floating dtype. Columns from ``vocab.vocab_size`` on are
