@@ -71,7 +71,9 @@ def test_what_was_compiled_before_is_not_compiled_again(caplog):
         caplog.clear()
         with jax.log_compiles():
             function(of)
-        return sum("Compiling jit(_digest)" in text for text in caplog.messages)
+        return sum(
+            "XLA compilation of jit(_digest)" in text for text in caplog.messages
+        )
 
     assert compiled(compile_digests, shapes) == 2
     assert compiled(digests, tree) == 0
