@@ -146,7 +146,7 @@ def run_layers(layers, count: int, step, carry, *, unroll: Unroll, remat: Remat)
         count: how many layers it stacks.
         step: `(layer, index, carry) -> carry`; the index is traced.
         carry: what the first layer is given.
-        unroll: write the layers out one after another instead of looping.
+        unroll: whether to write the layers out one after another; see `Unroll`.
         remat: what of each layer is computed again in the backward pass instead of
             being kept: nothing, everything, or all but products with parameters.
 

@@ -8,7 +8,8 @@ from jax.profiler import ProfileData
 _KINDS = {  # of a kernel, by what its name contains
     "collectives": ("nccl",),
     "products": ("gemm", "nvjet", "cublas", "cutlass", "xmma"),
-    "attention": ("ntl_",),
+    "attention": ("ntl_attention",),
+    "losses": ("ntl_",),
     "copies": ("memcpy",),
 }
 
@@ -17,7 +18,7 @@ class Kernel(NamedTuple):
     """One that ran, or a copy.
 
     Attributes:
-        kind: "collectives", "products", "attention", "copies" or "others".
+        kind: "collectives", "products", "attention", "losses", "copies" or "others".
         span: when it began and ended, in nanoseconds.
     """
 
@@ -46,7 +47,11 @@ def gpu_kernels(folder: pathlib.Path) -> dict[str, list[Kernel]]:
 
 
 def length(spans: list[tuple[float, float]]) -> float:
-    """Of the union of spans."""
+    """Of the union of spans.
+
+    >>> length([(5, 7), (0, 2), (1, 3)])
+    5.0
+    """
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))
@@ -55,6 +60,10 @@ def length(spans: list[tuple[float, float]]) -> float:
 
 
 def _kind(name: str) -> str:
+    """
+    >>> [_kind(x) for x in ("ncclDevKernel_AllGather", "ntl_read_columns", "loop_add")]
+    ['collectives', 'losses', 'others']
+    """
     for kind, parts in _KINDS.items():
         if any(part in name.lower() for part in parts):
             return kind
