@@ -46,6 +46,40 @@ def gpu_kernels(folder: pathlib.Path) -> dict[str, list[Kernel]]:
     return found
 
 
+class Spent(NamedTuple):
+    """What a GPU did with its time, in nanoseconds.
+
+    Attributes:
+        whole: from the first kernel's begin to the last one's end.
+        busy: something ran.
+        collectives: some collective ran.
+        alone: nothing else ran beside it.
+    """
+
+    whole: float
+    busy: float
+    collectives: float
+    alone: float
+
+
+def spent(kernels: list[Kernel]) -> Spent:
+    """Where the time of one GPU's kernels went.
+
+    >>> products, sent = Kernel("products", (0, 6)), Kernel("collectives", (4, 9))
+    >>> spent([products, sent, Kernel("copies", (10, 11))])
+    Spent(whole=11, busy=10.0, collectives=5.0, alone=3.0)
+    """
+    spans = [kernel.span for kernel in kernels]
+    sent = [kernel.span for kernel in kernels if kernel.kind == "collectives"]
+    rest = [kernel.span for kernel in kernels if kernel.kind != "collectives"]
+    return Spent(
+        whole=max(end for _, end in spans) - min(start for start, _ in spans),
+        busy=length(spans),
+        collectives=length(sent),
+        alone=length(spans) - length(rest),
+    )
+
+
 def length(spans: list[tuple[float, float]]) -> float:
     """Of the union of spans.
 

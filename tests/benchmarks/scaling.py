@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import jax
 
-from tests.benchmarks.profile import gpu_kernels, length
+from tests.benchmarks.profile import gpu_kernels, spent
 
 PROFILED_FROM = 35
 
@@ -111,13 +111,13 @@ def shares_of(folder: pathlib.Path) -> dict[str, float]:
     `collectives`: some collective ran. `exposed`: nothing else ran beside it.
     """
     kernels = gpu_kernels(folder / "profile").get("/device:GPU:0", [])
-    talking = [kernel.span for kernel in kernels if kernel.kind == "collectives"]
-    busy = [kernel.span for kernel in kernels if kernel.kind != "collectives"]
-    if not busy:
+    if not kernels:
         return {}
-    whole = max(end for _, end in busy) - min(start for start, _ in busy)
-    alone = length(busy + talking) - length(busy)
-    return {"collectives": length(talking) / whole, "exposed": alone / whole}
+    told = spent(kernels)
+    return {
+        "collectives": told.collectives / told.whole,
+        "exposed": told.alone / told.whole,
+    }
 
 
 def lengths_of(folder: pathlib.Path) -> tuple[int, int]:

@@ -29,42 +29,41 @@ import jax
 import numpy as np
 
 from ntl_jax.sharding import make_mesh
-from tests.benchmarks.profile import gpu_kernels, length
+from tests.benchmarks.profile import gpu_kernels, spent
 from train.__main__ import parse_config
 from train.aot import abstract_task, batch_shapes
 from train.config import TrainConfig, mesh_shape
-from train.state import init_state
+from train.state import Task, init_state
 from train.step import compile_train_step
 
 DEFAULTS = ("--model.dtype=float32", "--data.batch-size=8")
-HIGHEST = 32_000  # of the tokens drawn
-PROFILED = 3  # steps
 DEFAULTS += ("--data.max-source-length=128", "--data.max-target-length=64")
+PROFILED = 3  # steps
 SHARED = (  # of T5's sizes, named alike in both
     *("d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads"),
     *("vocab_size", "dropout_rate", "feed_forward_proj"),
 )
 
 
-def batch_of(shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, np.ndarray]:
+def batch_of(task: Task) -> dict[str, np.ndarray]:
     """Random tokens, nothing padded."""
-    random = np.random.default_rng(0)
+    random, above = np.random.default_rng(0), task.vocab.vocab_size
     return {
         name: np.ones(array.shape, bool)
         if array.dtype == bool
-        else random.integers(3, HIGHEST, array.shape, dtype=np.int32)
-        for name, array in shapes.items()
+        else random.integers(3, above, array.shape, dtype=np.int32)
+        for name, array in batch_shapes(task).items()
     }
 
 
-def ours(config: TrainConfig) -> Callable[[int], float]:
+def ours(config: TrainConfig, devices: list) -> Callable[[int], float]:
     """Takes steps of the program that a run compiles, and returns the last loss."""
-    mesh = make_mesh(**mesh_shape(config.mesh, jax.device_count()))
-    task = abstract_task(config, mesh)
+    sizes = mesh_shape(config.mesh, len(devices))
+    task = abstract_task(config, make_mesh(**sizes, devices=devices))
     shapes = batch_shapes(task)
     placed = {
         name: jax.device_put(array, shapes[name].sharding)
-        for name, array in batch_of(shapes).items()
+        for name, array in batch_of(task).items()
     }
     state, train_step = init_state(task), compile_train_step(task)
 
@@ -77,7 +76,7 @@ def ours(config: TrainConfig) -> Callable[[int], float]:
     return run
 
 
-def theirs(config: TrainConfig) -> Callable[[int], float]:
+def theirs(config: TrainConfig, devices: list) -> Callable[[int], float]:
     """The same in PyTorch, on the CPU or GPU that is here."""
     import torch
     import transformers
@@ -90,7 +89,7 @@ def theirs(config: TrainConfig) -> Callable[[int], float]:
     )
     model = model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    arrays = batch_of(batch_shapes(abstract_task(config, make_mesh(1, 1, 1))))
+    arrays = batch_of(abstract_task(config, make_mesh(1, 1, 1, devices=devices)))
     batch = {
         "input_ids": torch.tensor(arrays["input_ids"], device=device).long(),
         "attention_mask": torch.tensor(arrays["attention_mask"], device=device),
@@ -109,23 +108,17 @@ def theirs(config: TrainConfig) -> Callable[[int], float]:
 
 
 def print_profile(run: Callable[[int], float]) -> None:
-    """What each GPU did in a step, in ms: in all, and by kind of kernel."""
+    """What each GPU did in a step, in ms, and the sums of its kernels by kind."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             run(PROFILED)
         for device, kernels in gpu_kernels(pathlib.Path(folder)).items():
-            spans = [kernel.span for kernel in kernels]
-            sent = [kernel.span for kernel in kernels if kernel.kind == "collectives"]
-            rest = [kernel.span for kernel in kernels if kernel.kind != "collectives"]
-            whole = max(end for _, end in spans) - min(start for start, _ in spans)
-            alone = length(spans) - length(rest)
-            told = {"busy": length(spans), "collectives": length(sent), "alone": alone}
-            told["idle"] = whole - length(spans)
-            for kernel in kernels:
-                start, end = kernel.span
-                told[kernel.kind] = told.get(kernel.kind, 0.0) + end - start
-            each = ((name, ns / PROFILED / 1e6) for name, ns in told.items())
-            print(device, ", ".join(f"{name} {ms:.1f}" for name, ms in each))
+            kinds: dict[str, float] = {}
+            for kind, (start, end) in kernels:
+                kinds[kind] = kinds.get(kind, 0.0) + end - start
+            for told in (spent(kernels)._asdict(), kinds):
+                each = ((name, ns / PROFILED / 1e6) for name, ns in told.items())
+                print(device, ", ".join(f"{name} {ms:.1f}" for name, ms in each))
 
 
 def main(arguments: list[str]) -> None:
@@ -139,9 +132,10 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments[:cut])
     flags = [] if options.alone else [*DEFAULTS, "--mesh.data=1"]
     config = parse_config(options.preset, [*flags, *arguments[cut + 1 :]], "aot")
-    runs = {"ntl_jax": ours(config)}
+    devices = jax.devices() if options.alone else jax.devices()[:1]
+    runs = {"ntl_jax": ours(config, devices)}
     if not options.alone:
-        runs["PyTorch"] = theirs(config)
+        runs["PyTorch"] = theirs(config, devices)
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for name, run in runs.items():
         start = time.perf_counter()
