@@ -146,24 +146,37 @@ def keep_cut(x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(rows, None, "fsdp"))
 
 
-def keep_gathered(kernel: jax.Array) -> jax.Array:
-    """Gathers an output projection's kernel where it is used, and cuts its gradient up.
+def keep_gathered(kernel: jax.Array, *, tensor_cuts: str) -> jax.Array:
+    """Gathers a kernel in one piece where it is used, and cuts its gradient up.
 
     Left alone, the partitioner may send the activations of all rows around instead, so
     that each device works with its part of a kernel that is cut along its inputs.
 
     Args:
-        kernel: [in, out], whose inputs `tensor` cuts too.
+        kernel: [in, ..., out], cut along `in` by `fsdp`.
+        tensor_cuts: "inputs" or "outputs".
 
     Returns:
         `kernel`, cut by `tensor` alone; without a mesh, as it is.
     """
     mesh = known_mesh()
-    if mesh is None or kernel.shape[0] % (mesh.shape["tensor"] * mesh.shape["fsdp"]):
+    if mesh is None:
+        return kernel
+    fsdp, tensor = mesh.shape["fsdp"], mesh.shape["tensor"]
+    if tensor_cuts == "inputs":
+        divides = kernel.shape[0] % (tensor * fsdp) == 0
+        used = PartitionSpec("tensor")
+        kept = PartitionSpec(("tensor", "fsdp"))
+    else:
+        divides = kernel.shape[0] % fsdp == 0 and kernel.shape[-1] % tensor == 0
+        rest = (*(None,) * (kernel.ndim - 2), "tensor")
+        used = PartitionSpec(None, *rest)
+        kept = PartitionSpec("fsdp", *rest)
+    if not divides:
         return kernel
     # Cut first, for it is the kernel in this dtype that is to be sent.
-    cut = jax.lax.with_sharding_constraint(kernel, PartitionSpec(("tensor", "fsdp")))
-    return jax.lax.with_sharding_constraint(cut, PartitionSpec("tensor"))
+    cut = jax.lax.with_sharding_constraint(kernel, kept)
+    return jax.lax.with_sharding_constraint(cut, used)
 
 
 def keep_heads(x: jax.Array, *, rows: int, heads: int) -> jax.Array:

@@ -48,5 +48,5 @@ def gathering_nothing(model: M) -> M:
     """A model that works with parameters as they are cut."""
     for _, module in nnx.iter_modules(model):
         if isinstance(module, Linear | Affine):
-            module.gather = False
+            module.gather = None
     return model

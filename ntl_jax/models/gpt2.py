@@ -37,6 +37,7 @@ from ntl_jax.models.layers import (
     Linear,
     stack_layers,
 )
+from ntl_jax.models.recompute import gather_inwards
 
 _ACTIVATIONS: dict[str, Callable] = {
     "gelu_new": partial(jax.nn.gelu, approximate=True),
@@ -56,8 +57,11 @@ class Attention(nnx.Module):
         self.heads = config.n_head
         self.implementation: Implementation = config.attention
         self.norm = LayerNorm(width, eps=config.layer_norm_epsilon)
-        self.qkv = Affine(width, 3, width, std=std, rngs=rngs)
-        self.o = Affine(width, width, std=_residual_std(config), rngs=rngs, gather=True)
+        self.qkv = Affine(
+            width, 3, width, std=std, rngs=rngs, gather=gather_inwards(config.remat)
+        )
+        std = _residual_std(config)
+        self.o = Affine(width, width, std=std, rngs=rngs, gather="inputs")
 
     def project(self, normed: Float[Array, "B T D"]) -> HeadTriple:
         """Queries, keys and values of normed states."""
@@ -91,10 +95,12 @@ class FeedForward(nnx.Module):
     def __init__(self, config: GPT2Config, rngs: nnx.Rngs):
         width, inner = config.n_embd, config.inner
         self.norm = LayerNorm(width, eps=config.layer_norm_epsilon)
-        self.wi = Affine(width, inner, std=config.initializer_range, rngs=rngs)
-        self.wo = Affine(
-            inner, width, std=_residual_std(config), rngs=rngs, gather=True
+        std = config.initializer_range
+        self.wi = Affine(
+            width, inner, std=std, rngs=rngs, gather=gather_inwards(config.remat)
         )
+        std = _residual_std(config)
+        self.wo = Affine(inner, width, std=std, rngs=rngs, gather="inputs")
 
     def __call__(self, x, config: GPT2Config, drop: Dropout) -> Float[Array, "B T D"]:
         h = _ACTIVATIONS[config.activation_function](self.wi(self.norm(x)))

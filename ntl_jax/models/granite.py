@@ -46,6 +46,7 @@ from ntl_jax.models.layers import (
     RMSNorm,
     stack_layers,
 )
+from ntl_jax.models.recompute import Gather, gather_inwards
 from ntl_jax.sharding import keep_rows
 
 _PROBABILITIES = 0  # the dropout site
@@ -64,7 +65,7 @@ class Projection(Linear):
         std: float,
         bias: bool,
         rngs: nnx.Rngs,
-        gather: bool = False,
+        gather: Gather = None,
     ):
         super().__init__(d_in, d_out, std=std, rngs=rngs, gather=gather)
         if bias:
@@ -87,10 +88,11 @@ class Attention(nnx.Module):
         self.scale = config.attention_multiplier
         self.implementation: Implementation = config.attention
         self.norm = RMSNorm(width, eps=config.rms_norm_eps)
-        self.q = Projection(width, own, std=std, bias=bias, rngs=rngs)
-        self.k = Projection(width, shared, std=std, bias=bias, rngs=rngs)
-        self.v = Projection(width, shared, std=std, bias=bias, rngs=rngs)
-        self.o = Projection(own, width, std=std, bias=bias, rngs=rngs, gather=True)
+        project = partial(Projection, std=std, bias=bias, rngs=rngs)
+        self.q = project(width, own, gather=gather_inwards(config.remat))
+        self.k = project(width, shared, gather=gather_inwards(config.remat))
+        self.v = project(width, shared, gather=gather_inwards(config.remat))
+        self.o = project(own, width, gather="inputs")
 
     def project(self, x: Float[Array, "B T D"], rotation: Rotation):
         """Rotated queries [B, T, N, H] and keys [B, T, K, H], and values."""
@@ -124,8 +126,9 @@ class FeedForward(nnx.Module):
             Projection, std=config.initializer_range, bias=config.mlp_bias, rngs=rngs
         )
         self.norm = RMSNorm(width, eps=config.rms_norm_eps)
-        self.gate, self.up = project(width, inner), project(width, inner)
-        self.down = project(inner, width, gather=True)
+        self.gate = project(width, inner, gather=gather_inwards(config.remat))
+        self.up = project(width, inner, gather=gather_inwards(config.remat))
+        self.down = project(inner, width, gather="inputs")
 
     def __call__(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], None]:
         y = self.norm(x)

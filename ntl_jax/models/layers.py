@@ -13,15 +13,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Float32, Int
 
-from ntl_jax.models.recompute import Remat, recomputing
+from ntl_jax.models.recompute import Gather, Remat, gathered, recomputing
 from ntl_jax.platforms import traced_platform
-from ntl_jax.sharding import keep_cut, keep_gathered, keep_rows, known_mesh
+from ntl_jax.sharding import keep_cut, keep_rows, known_mesh
 
 
 class Linear(nnx.Module):
     """`y = x @ kernel`, no bias; kernel [in, out] drawn from N(0, std²).
 
-    ``gather``: whether the kernel is cut along its inputs (see `keep_gathered`).
+    ``gather``: where it is gathered for, see `Gather`.
     """
 
     def __init__(
@@ -31,15 +31,15 @@ class Linear(nnx.Module):
         *,
         std: float,
         rngs: nnx.Rngs,
-        gather: bool = False,
+        gather: Gather = None,
     ):
         draw = jax.random.normal(rngs.params(), (d_in, d_out), jnp.float32)
         self.kernel = nnx.Param(std * draw)
-        self.gather = gather
+        self.gather: Gather = gather
 
     def __call__(self, x: Float[Array, "*B I"]) -> Float[Array, "*B O"]:
         kernel = self.kernel[...].astype(x.dtype)
-        return x @ (keep_gathered(kernel) if self.gather else kernel)
+        return x @ gathered(kernel, self.gather)
 
 
 class Affine(nnx.Module):
@@ -54,16 +54,16 @@ class Affine(nnx.Module):
         *out: int,
         std: float,
         rngs: nnx.Rngs,
-        gather: bool = False,
+        gather: Gather = None,
     ):
         draw = jax.random.normal(rngs.params(), (d_in, *out), jnp.float32)
         self.kernel = nnx.Param(std * draw)
         self.bias = nnx.Param(jnp.zeros(out, jnp.float32))
-        self.gather = gather
+        self.gather: Gather = gather
 
     def __call__(self, x: Float[Array, "*B I"]) -> Float[Array, "..."]:
         kernel = self.kernel[...].astype(x.dtype)
-        kernel = keep_gathered(kernel) if self.gather else kernel
+        kernel = gathered(kernel, self.gather)
         bias = self.bias[...].astype(x.dtype)
         return jnp.tensordot(x, kernel, axes=1) + jnp.expand_dims(
             bias, range(x.ndim - 1)
@@ -134,8 +134,10 @@ def check_unroll(unroll: Unroll) -> None:
 
 def check_remat(remat: Remat) -> None:
     """Raises ValueError for what is no `Remat`."""
-    if remat not in (False, True, "matmuls"):
-        raise ValueError(f"remat is {remat!r}; choose False, True or 'matmuls'")
+    if remat not in (False, True, "matmuls", "gathered"):
+        raise ValueError(
+            f"remat is {remat!r}; choose False, True, 'matmuls' or 'gathered'"
+        )
 
 
 def run_layers(layers, count: int, step, carry, *, unroll: Unroll, remat: Remat):

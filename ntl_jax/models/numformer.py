@@ -46,6 +46,7 @@ from ntl_jax.models.layers import (
     run_layers,
     stack_layers,
 )
+from ntl_jax.models.recompute import gather_inwards
 from ntl_jax.models.t5_xval import TokensAndNumbers, first_positions, number_factors
 
 _SIZES = (
@@ -110,8 +111,12 @@ class Attention(nnx.Module):
         self.implementation: Implementation = config.attention
         self.norm = LayerNorm(width, eps=config.layer_norm_epsilon)
         # PyTorch's spreads: uniform up to sqrt(6 / 4D), and up to 1 / sqrt(D).
-        self.qkv = Affine(width, 3, width, std=(2 * width) ** -0.5, rngs=rngs)
-        self.o = Affine(width, width, std=(3 * width) ** -0.5, rngs=rngs, gather=True)
+        std = (2 * width) ** -0.5
+        self.qkv = Affine(
+            width, 3, width, std=std, rngs=rngs, gather=gather_inwards(config.remat)
+        )
+        std = (3 * width) ** -0.5
+        self.o = Affine(width, width, std=std, rngs=rngs, gather="inputs")
 
     def __call__(self, x: Float[Array, "B T D"], mask, drop: Dropout):
         batch, length, width = x.shape
@@ -136,8 +141,12 @@ class FeedForward(nnx.Module):
     def __init__(self, config: NumformerConfig, rngs: nnx.Rngs):
         width, inner = config.d_model, config.d_ff
         self.norm = LayerNorm(width, eps=config.layer_norm_epsilon)
-        self.wi = Affine(width, inner, std=(3 * width) ** -0.5, rngs=rngs)
-        self.wo = Affine(inner, width, std=(3 * inner) ** -0.5, rngs=rngs, gather=True)
+        std = (3 * width) ** -0.5
+        self.wi = Affine(
+            width, inner, std=std, rngs=rngs, gather=gather_inwards(config.remat)
+        )
+        std = (3 * inner) ** -0.5
+        self.wo = Affine(inner, width, std=std, rngs=rngs, gather="inputs")
 
     def __call__(self, x: Float[Array, "B T D"], drop: Dropout):
         h = drop(jax.nn.gelu(self.wi(self.norm(x)), approximate=False), _INNER)

@@ -7,16 +7,39 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
-Remat = bool | Literal["matmuls"]
-"""What the backward pass recomputes: nothing, whole layers, or of each layer all but
-its products with parameters and what is marked by `kept`, which are kept."""
+from ntl_jax.sharding import keep_gathered
 
-_KEPT = "ntl_jax.kept"
+Remat = bool | Literal["matmuls", "gathered"]
+"""What the backward pass recomputes: nothing, whole layers, or of each layer all but
+its products with parameters and what is marked by `kept`, which are kept. "gathered"
+keeps the kernels that `fsdp` cuts too, as they were gathered for the forward pass, so
+that they are not sent again: two bytes a parameter in bfloat16, on every device."""
+
+Gather = Literal["inputs", "outputs"] | None
+"""Which side of a kernel `tensor` cuts; None: left to the partitioner to gather."""
+
+_KEPT, _GATHERED = "ntl_jax.kept", "ntl_jax.gathered"
 
 
 def kept(x: Array) -> Array:
     """`x`, which ``remat="matmuls"`` keeps, for to compute it again costs too much."""
     return checkpoint_name(x, _KEPT)
+
+
+def gather_inwards(remat: Remat) -> Gather:
+    """Of kernels that project from the residual stream.
+
+    They are gathered in one piece to be kept. Otherwise it is left to the partitioner:
+    that for TPUs sends such a kernel part by part, beside products with the parts.
+    """
+    return "outputs" if remat == "gathered" else None
+
+
+def gathered(kernel: Array, gather: Gather) -> Array:
+    """`keep_gathered`, and marked for ``remat="gathered"``; for None, as it is."""
+    if gather is None:
+        return kernel
+    return checkpoint_name(keep_gathered(kernel, tensor_cuts=gather), _GATHERED)
 
 
 def recomputing(step: Callable, remat: Remat, *, prevent_cse: bool) -> Callable:
@@ -30,9 +53,10 @@ def recomputing(step: Callable, remat: Remat, *, prevent_cse: bool) -> Callable:
     if not remat:
         return step
     policies, policy = jax.checkpoint_policies, None
-    if remat == "matmuls":  # scores and experts have batch axes: not kept
+    if remat in ("matmuls", "gathered"):
+        names = (_KEPT,) if remat == "matmuls" else (_KEPT, _GATHERED)
         policy = policies.save_from_both_policies(
-            policies.dots_with_no_batch_dims_saveable,
-            policies.save_only_these_names(_KEPT),
+            policies.dots_with_no_batch_dims_saveable,  # no scores, no experts
+            policies.save_only_these_names(*names),
         )
     return jax.checkpoint(step, prevent_cse=prevent_cse, policy=policy)

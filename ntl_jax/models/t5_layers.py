@@ -15,6 +15,7 @@ from ntl_jax.models.attention import Visible, attend
 from ntl_jax.models.attention_choice import Implementation
 from ntl_jax.models.dropout import Dropout
 from ntl_jax.models.layers import Linear, RMSNorm
+from ntl_jax.models.recompute import gather_inwards
 from ntl_jax.models.t5_config import T5Config
 
 _ACTIVATIONS: dict[str, Callable] = {
@@ -38,11 +39,13 @@ class Attention(nnx.Module):
         self.heads = heads
         self.implementation: Implementation = config.attention
         self.norm = RMSNorm(width, eps=config.layer_norm_epsilon, scale=factor)
-        q_std = factor * (width * config.d_kv) ** -0.5
-        self.q = Linear(width, inner, std=q_std, rngs=rngs)
-        self.k = Linear(width, inner, std=factor * width**-0.5, rngs=rngs)
-        self.v = Linear(width, inner, std=factor * width**-0.5, rngs=rngs)
-        self.o = Linear(inner, width, std=factor * inner**-0.5, rngs=rngs, gather=True)
+        gather = gather_inwards(config.remat)
+        inwards = partial(Linear, width, inner, rngs=rngs, gather=gather)
+        self.q = inwards(std=factor * (width * config.d_kv) ** -0.5)
+        self.k = inwards(std=factor * width**-0.5)
+        self.v = inwards(std=factor * width**-0.5)
+        std = factor * inner**-0.5
+        self.o = Linear(inner, width, std=std, rngs=rngs, gather="inputs")
 
     def project(self, x: Float[Array, "B S D"]) -> KeysValues:
         """Keys and values of `x`, [B, S, N, H] each."""
@@ -74,12 +77,14 @@ class FeedForward(nnx.Module):
         self.gated = config.gated
         self.activation = config.activation
         self.norm = RMSNorm(width, eps=config.layer_norm_epsilon, scale=factor)
-        project = partial(Linear, width, inner, std=factor * width**-0.5, rngs=rngs)
+        std, gather = factor * width**-0.5, gather_inwards(config.remat)
+        inwards = partial(Linear, width, inner, std=std, rngs=rngs, gather=gather)
         if self.gated:
-            self.wi_0, self.wi_1 = project(), project()
+            self.wi_0, self.wi_1 = inwards(), inwards()
         else:
-            self.wi = project()
-        self.wo = Linear(inner, width, std=factor * inner**-0.5, rngs=rngs, gather=True)
+            self.wi = inwards()
+        std = factor * inner**-0.5
+        self.wo = Linear(inner, width, std=std, rngs=rngs, gather="inputs")
 
     def __call__(self, x: Float[Array, "B T D"], drop) -> Float[Array, "B T D"]:
         activate, y = _ACTIVATIONS[self.activation], self.norm(x)

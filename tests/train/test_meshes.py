@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from ntl_jax.models.recompute import Remat
 from ntl_jax.sharding import batch_sharding
 from tests.train.mesh_cases import (
     MODELS,
@@ -29,19 +30,20 @@ STEPS = 20
 
 
 @functools.cache
-def step_of(family: str, mesh):
-    task = task_of(config_of(family), mesh)
+def step_of(family: str, mesh, remat: Remat):
+    task = task_of(config_of(family, model__remat=remat), mesh)
     return task, jax.jit(functools.partial(loss_and_grads, task=task))
 
 
-def gradient(family: str, mesh, shape):
-    task, step = step_of(family, mesh)
+def gradient(family: str, mesh, shape, remat: Remat = False):
+    task, step = step_of(family, mesh, remat)
     batch = random_batch(task.model, *shape)
     return step(*placed(task, batch), dropout_key=KEY)
 
 
-def assert_equal_gradients(family: str, mesh, shape):
-    want, got = gradient(family, (1, 1, 1), shape), gradient(family, mesh, shape)
+def assert_equal_gradients(family: str, mesh, shape, remat: Remat = False):
+    want = gradient(family, (1, 1, 1), shape)
+    got = gradient(family, mesh, shape, remat)
     np.testing.assert_allclose(got[0], want[0], rtol=TOLERANCE)
     errors = relative_errors(got[2], want[2])
     assert max(errors.values()) < TOLERANCE, errors
@@ -63,6 +65,14 @@ def test_every_gradient_leaf_equals_one_devices(family):
 def test_every_gradient_leaf_equals_one_devices_at_all_shapes(family, mesh):
     for shape in SHAPES:
         assert_equal_gradients(family, mesh, shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [(1, 8, 1), (2, 2, 2), (1, 2, 4)], ids=str)
+@pytest.mark.parametrize("family", MODELS)
+def test_gradients_with_kept_kernels_equal_one_devices(family, mesh):
+    for shape in SHAPES:
+        assert_equal_gradients(family, mesh, shape, remat="gathered")
 
 
 @functools.cache
