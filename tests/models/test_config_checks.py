@@ -70,7 +70,7 @@ def test_rates_lie_in_zero_to_one(config):
 def test_what_cannot_be_computed_with_is_refused(config):
     for field, said in {
         "dtype": r"'float16'; choose .*bfloat16' \(float16's range is too small\)",
-        "remat": "'float16'; choose False, True or 'matmuls'",
+        "remat": "'float16'; choose False, True, 'matmuls' or 'gathered'",
         "attention": "'float16'; choose one of",
     }.items():
         with pytest.raises(ValueError, match=f"^{field} is {said}"):

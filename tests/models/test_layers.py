@@ -132,7 +132,7 @@ def test_what_is_recomputed_changes_memory_and_no_gradient():
     graph, params = nnx.split(stack_layers(Inner, 8, nnx.Rngs(params=0)))
     x = jax.random.normal(KEY, (16, 64, 32))
     grads, scratch = {}, {}
-    for remat in (False, "matmuls", True):
+    for remat in (False, "matmuls", "gathered", True):
 
         def loss(params, remat=remat):
             def step(layer, index, x):
@@ -145,7 +145,7 @@ def test_what_is_recomputed_changes_memory_and_no_gradient():
         compiled = jax.jit(jax.grad(loss)).lower(params).compile()
         grads[remat] = compiled(params)
         scratch[remat] = compiled.memory_analysis().temp_size_in_bytes
-    for other in ("matmuls", True):
+    for other in ("matmuls", "gathered", True):
         for got, want in zip(
             *map(jax.tree.leaves, (grads[other], grads[False])), strict=True
         ):
@@ -189,5 +189,5 @@ def test_another_word_for_auto_is_refused():
 
 
 def test_other_words_for_what_is_recomputed_are_refused():
-    with pytest.raises(ValueError, match="remat is 'all'; choose False, True or 'matm"):
+    with pytest.raises(ValueError, match="remat is 'all'; choose False, True, 'matm"):
         GPT2Config(remat="all")  # pyright: ignore[reportArgumentType]

@@ -2,15 +2,27 @@
 
 import dataclasses
 import importlib.util
+import re
 
 import pytest
 
 from ntl_jax.models import T5Config
+from ntl_jax.sharding import make_mesh
+from train import step
 from train.__main__ import main
-from train.aot import AotReport, compile_ahead, render, step_times
+from train.aot import (
+    AotReport,
+    abstract_task,
+    batch_shapes,
+    compile_ahead,
+    render,
+    step_times,
+)
 from train.chips import BETWEEN_HOSTS
 from train.config import ConfigError, DataConfig, MeshConfig, TrainConfig
 from train.program_costs import Costs
+from train.state import abstract_state
+from train.topology import find_devices
 
 TINY = TrainConfig(
     name="tiny",
@@ -69,6 +81,30 @@ def test_a_step_for_gpus(attention):
     assert report.chip is not None and report.chip.interconnect == 450e9
     matrices = 2 * 6 * 8 * 128 * report.parameters / 2
     assert 0.3 < 4 * report.flops / matrices < 3
+
+
+@pytest.mark.slow
+def test_gpus_sum_gradients_where_they_lie(monkeypatch):
+    needs_cuda_plugin()
+    config = dataclasses.replace(TINY, mesh=MeshConfig(data=2))
+    config = dataclasses.replace(
+        config, model=dataclasses.replace(TINY.model, attention="xla")
+    )
+    mesh = make_mesh(2, 1, 1, devices=find_devices("h200:2"))
+
+    def summed_at_once() -> int:
+        """Of how many arrays the largest sum over the two GPUs is."""
+        task = abstract_task(config, mesh)
+        lowered = step.compile_train_step(task).lower(
+            abstract_state(task), batch_shapes(task)
+        )
+        hlo = lowered.compile({"xla_gpu_autotune_level": 0}).as_text()
+        sums = re.findall(r" all-reduce(?:-start)?\((.*?)\)", hlo)
+        return max(operands.count("%") for operands in sums)
+
+    assert summed_at_once() > 10
+    monkeypatch.setattr(step, "IN_PLACE", {})
+    assert summed_at_once() == 1  # of one copy of all
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from ntl_jax import NumberVocab
+from ntl_jax.models.recompute import Remat
 from ntl_jax.sharding import batch_sharding
 from tests.collectives import Sent, sent_by
 from tests.train.mesh_cases import config_of, task_of
@@ -36,9 +37,10 @@ SIZES["experts"] = SIZES["granite"]
 
 
 @functools.cache
-def task_for(family: str, mesh, *, fused_head: bool = False):
+def task_for(family: str, mesh, *, fused_head: bool = False, remat: Remat = False):
     fields = {f"model__{name}": size for name, size in SIZES[family].items()}
     fields |= {"model__vocab_size": COLUMNS, "model__dtype": "bfloat16"}
+    fields["model__remat"] = remat
     config = config_of(family, **fields, fused_head=fused_head, mesh=MeshConfig())
     vocab = NumberVocab.from_mapping({"1": 21, "2": 22, "a": 1}, vocab_size=COLUMNS)
     return make_task(config, config.model, vocab, task_of(config, mesh).mesh)
@@ -111,6 +113,27 @@ def test_parameters_are_gathered_layer_by_layer_in_bfloat16(tmp_path, family, me
     assert not logits(found)
     assert not whole_batches(found)
     assert not gathered_states(found)
+
+
+@pytest.mark.parametrize(
+    ("family", "mesh"),
+    [("gpt2", (1, 8, 1))]
+    + [slow(family, (1, 8, 1)) for family in ("t5", "granite")]
+    + [slow(family, (2, 2, 2)) for family in ("gpt2", "t5", "granite")],
+)
+def test_kernels_that_are_kept_are_gathered_once(tmp_path, family, mesh):
+    counts = {}
+    for remat in ("matmuls", "gathered"):
+        folder = tmp_path / remat
+        folder.mkdir()
+        found = sent(folder, task_for(family, mesh, remat=remat))
+        assert not stacks(found) and not whole_batches(found)
+        assert not gathered_states(found)
+        gathered = [x for x in found if x[:2] == ("all-gather", "bf16")]
+        kernels = [x for x in gathered if is_kernel(x.shape)]
+        counts[remat] = len([x for x in kernels if max(x.shape) <= INNER])  # no head
+    # Where they are not kept the backward pass gathers them again.
+    assert counts["matmuls"] == 2 * counts["gathered"] > 0
 
 
 @pytest.mark.slow

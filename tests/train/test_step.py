@@ -171,7 +171,7 @@ def test_the_first_gradient_that_is_not_finite_is_found(undonated, monkeypatch):
     assert step(state, batch)[1]["bad_leaf"] == 3
 
 
-def test_deterministic_programs_are_asked_of_gpus_alone():
+def test_programs_of_gpus_alone_have_compiler_options():
     task = tiny_task(changed(SHALLOW, deterministic=True), 1)
     assert step_module.compiler_options(task) is None
     gpu = types.SimpleNamespace(platform="gpu")
@@ -180,5 +180,6 @@ def test_deterministic_programs_are_asked_of_gpus_alone():
     options = step_module.compiler_options(on_gpu)
     # XLA refuses options that it does not know, on every platform.
     assert jax.jit(lambda x: x + 1, compiler_options=options)(1.0) == 2
+    assert step_module.DETERMINISTIC.items() <= options.items()
     off = dataclasses.replace(on_gpu, config=SHALLOW)
-    assert step_module.compiler_options(off) is None
+    assert step_module.compiler_options(off) == step_module.IN_PLACE
