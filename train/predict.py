@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ from train.rundir import (
     value_scale_of,
 )
 from train.state import Params
-from train.storage import AnyPath, make_folder
+from train.storage import AnyPath, make_folder, write_remedy
 
 _NEEDED = {
     "data",
@@ -266,8 +267,10 @@ def export(path: AnyPath, folder: pathlib.Path, arguments: Sequence[str] = ()) -
     try:
         save_checkpoint(folder, trained.model, trained.params)
     except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        remedy = write_remedy(int(number[1])) if number else "look at its disk"
         raise ConfigError(
-            f"{folder} cannot be written ({error}): make room, and name a new folder."
+            f"{folder} cannot be written ({error}): {remedy}, and name a new folder."
         ) from error
     trained.tokenizer.save(folder)
     print(f"wrote {folder}")

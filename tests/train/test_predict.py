@@ -1,6 +1,7 @@
 """Asking a trained run: its answer, its digit probabilities, its checkpoint."""
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -105,10 +106,21 @@ def test_a_run_without_checkpoint_is_refused(tmp_path, compared):
         load_run(tmp_path)
 
 
-def test_an_export_without_room_is_one_message(compared, tmp_path, monkeypatch):
-    def full(*_):
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        ("I/O error: No space left on device (os error 28)", "make room"),
+        ("I/O error: Read-only file system (os error 30)", "look at its permissions"),
+        ("Error while serializing: something else", "look at its disk"),
+    ],
+)
+def test_an_export_that_cannot_be_written_is_one_message(
+    compared, tmp_path, monkeypatch, said, remedy
+):
+    def failing(*_):
+        raise SafetensorError(said)
 
-    monkeypatch.setattr("train.predict.save_checkpoint", full)
-    with pytest.raises(ConfigError, match=r"out cannot be written .*No space left"):
+    monkeypatch.setattr("train.predict.save_checkpoint", failing)
+    message = rf"out cannot be written \({re.escape(said)}\): {remedy}, and name"
+    with pytest.raises(ConfigError, match=message):
         export(compared / "ce", tmp_path / "out")
