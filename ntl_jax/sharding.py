@@ -8,7 +8,7 @@ import contextlib
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -146,7 +146,9 @@ def keep_cut(x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(rows, None, "fsdp"))
 
 
-def keep_gathered(kernel: jax.Array, *, tensor_cuts: str) -> jax.Array:
+def keep_gathered(
+    kernel: jax.Array, *, tensor_cuts: Literal["inputs", "outputs"]
+) -> jax.Array:
     """Gathers a kernel in one piece where it is used, and cuts its gradient up.
 
     Left alone, the partitioner may send the activations of all rows around instead, so
@@ -157,7 +159,8 @@ def keep_gathered(kernel: jax.Array, *, tensor_cuts: str) -> jax.Array:
         tensor_cuts: "inputs" or "outputs".
 
     Returns:
-        `kernel`, cut by `tensor` alone; without a mesh, as it is.
+        `kernel`, cut by `tensor` alone; without a mesh, and where sizes do not divide,
+        as it is.
     """
     mesh = known_mesh()
     if mesh is None:

@@ -190,6 +190,8 @@ def answer_hidden(
             segment_ids=segments,
         )
         bound = bind(model, params)
+        if type(bound) is T5:  # others read the table in float32
+            bound.share_table()
         hidden = bound.hidden(inputs, shifted, target_segment_ids=segments, **options)
         return Answer(bound, hidden, labels, None)
     if isinstance(model, GraniteConfig) and model.num_local_experts:

@@ -270,7 +270,7 @@ def export(path: AnyPath, folder: pathlib.Path, arguments: Sequence[str] = ()) -
         number = re.search(r"os error (\d+)", str(error))
         remedy = write_remedy(int(number[1])) if number else "look at its disk"
         raise ConfigError(
-            f"{folder} cannot be written ({error}): {remedy}, and name a new folder."
+            f"{folder} cannot be written ({error}): {remedy}, or name another folder."
         ) from error
     trained.tokenizer.save(folder)
     print(f"wrote {folder}")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 
 import jax
 import jax.numpy as jnp
@@ -120,17 +121,29 @@ def _eval_step(params: Params, batch: Batch, task: Task) -> EvalOutputs:
 DETERMINISTIC = {"xla_gpu_deterministic_ops": True}
 """Compiler options: sums in one order, and no algorithm chosen by its measured time."""
 
-IN_PLACE: dict[str, bool | str] = {"xla_disable_hlo_passes": "all-reduce-contiguous"}
-"""Compiler options: gradients are summed over devices where they lie. XLA for GPUs else
-copies many into one piece first and out of it again, which takes longer than it saves.
-"""
+COPIES_GRADIENTS = "all-reduce-contiguous"
+"""The pass of XLA for GPUs that copies gradients into one piece to sum them over
+devices, and out of it again, which takes longer than it saves."""
 
 
 def compiler_options(task: Task) -> dict[str, bool | str] | None:
     """What the programs that training depends on are compiled with."""
-    if task.mesh.devices.flat[0].platform != "gpu":
+    devices = task.mesh.devices
+    if devices.flat[0].platform != "gpu":
         return None
-    return IN_PLACE | DETERMINISTIC if task.config.deterministic else IN_PLACE
+    options: dict[str, bool | str] = {}
+    if devices.size > 1:
+        options |= {"xla_disable_hlo_passes": _passes_left_out()}
+    if task.config.deterministic:
+        options |= DETERMINISTIC
+    return options or None
+
+
+def _passes_left_out() -> str:
+    """`COPIES_GRADIENTS`, and what XLA_FLAGS names: the option would take its place."""
+    said = (flag.partition("=") for flag in os.environ.get("XLA_FLAGS", "").split())
+    named = [value for name, _, value in said if name == "--xla_disable_hlo_passes"]
+    return ",".join([*named, COPIES_GRADIENTS])
 
 
 def compile_train_step(task: Task):

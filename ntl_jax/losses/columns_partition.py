@@ -155,7 +155,15 @@ def partitioned_read(read: Callable, logits, labels, token_ids) -> ColumnSums:
             return _partitioned_read(read, labels.ndim)(*operands)
         by_token = _ROWS.spec(labels.ndim)
         results = (*(by_token,) * 4, P(*by_token, None))
-        return each_with_its_own(own, operands, cuts, results)
+        if token_ids.size:
+            return each_with_its_own(own, operands, cuts, results)
+        # XLA's partitioner (of jax 0.11.2) crashes on an operand without elements.
+        return each_with_its_own(
+            lambda logits, labels: own(logits, labels, jnp.zeros((0,), jnp.int32)),
+            operands[:2],
+            cuts[:2],
+            results,
+        )
 
     def again(logits, labels):
         return tuple(partitioned_read(read, logits, labels, token_ids))

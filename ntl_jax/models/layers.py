@@ -11,6 +11,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Float32, Int
 
 from ntl_jax.models.recompute import Gather, Remat, gathered, recomputing
@@ -21,7 +22,7 @@ from ntl_jax.sharding import keep_cut, keep_rows, known_mesh
 class Linear(nnx.Module):
     """`y = x @ kernel`, no bias; kernel [in, out] drawn from N(0, std²).
 
-    ``gather``: where it is gathered for, see `Gather`.
+    ``gather``: how the kernel is gathered before it is used, see `Gather`.
     """
 
     def __init__(
@@ -78,7 +79,50 @@ class Embedding(nnx.Module):
         self.embedding = nnx.Param(std * draw)
 
     def __call__(self, ids: Int[Array, "*B"], dtype: str) -> Float[Array, "*B D"]:
-        return keep_cut(self.embedding[...][ids]).astype(dtype)
+        table = self.embedding[...]
+        rows = table[ids] if table.dtype == jnp.float32 else _read_cast(table, ids)
+        return keep_cut(rows).astype(dtype)
+
+
+@jax.custom_vjp
+def _read_cast(table: Float[Array, "V D"], ids: Int[Array, "*B"]) -> Array:
+    """`table[ids]`, of a table that was cast down.
+
+    Its gradient is summed in float32 by each device, and over devices as it is cast: a
+    product with the same table has its own summed so too, and XLA sums the two at once.
+    """
+    return table[ids]
+
+
+def _read_forward(table, ids):
+    return table[ids], (table, ids)
+
+
+def _read_backward(saved, cotangent):
+    table, ids = saved
+
+    def summed(ids, cotangent):
+        shape = (table.shape[0], cotangent.shape[-1])
+        rows = jax.ShapeDtypeStruct(shape, jnp.float32)
+        transpose = jax.linear_transpose(lambda rows: rows[ids], rows)
+        return transpose(cotangent.astype(jnp.float32))[0].astype(table.dtype)
+
+    mesh = known_mesh()
+    if mesh is None or mesh.shape["tensor"] > 1 or ids.ndim != 2:
+        return summed(ids, cotangent), None
+    if ids.shape[0] % mesh.shape["data"] or table.shape[1] % mesh.shape["fsdp"]:
+        return summed(ids, cotangent), None
+    over_data = jax.shard_map(
+        lambda ids, cotangent: jax.lax.psum(summed(ids, cotangent), "data"),
+        mesh=mesh,
+        in_specs=(PartitionSpec("data"), PartitionSpec("data", None, "fsdp")),
+        out_specs=PartitionSpec(None, "fsdp"),
+        check_vma=False,  # the transpose makes zeros that vary over no axis
+    )
+    return over_data(ids, cotangent), None
+
+
+_read_cast.defvjp(_read_forward, _read_backward)
 
 
 class RMSNorm(nnx.Module):
@@ -150,7 +194,7 @@ def run_layers(layers, count: int, step, carry, *, unroll: Unroll, remat: Remat)
         carry: what the first layer is given.
         unroll: whether to write the layers out one after another; see `Unroll`.
         remat: what of each layer is computed again in the backward pass instead of
-            being kept: nothing, everything, or all but products with parameters.
+            being kept; see `Remat`.
 
     Returns:
         What the last layer gave.

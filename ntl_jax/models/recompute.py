@@ -7,7 +7,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
-from ntl_jax.sharding import keep_gathered
+from ntl_jax.sharding import keep_gathered, width_parts
 
 Remat = bool | Literal["matmuls", "gathered"]
 """What the backward pass recomputes: nothing, whole layers, or of each layer all but
@@ -16,18 +16,19 @@ keeps the kernels that `fsdp` cuts too, as they were gathered for the forward pa
 that they are not sent again: two bytes a parameter in bfloat16, on every device."""
 
 Gather = Literal["inputs", "outputs"] | None
-"""Which side of a kernel `tensor` cuts; None: left to the partitioner to gather."""
+"""Which side of a kernel `tensor` cuts: "outputs" of what projects from the residual
+stream, "inputs" of what projects back. None: left to the partitioner to gather."""
 
 _KEPT, _GATHERED = "ntl_jax.kept", "ntl_jax.gathered"
 
 
 def kept(x: Array) -> Array:
-    """`x`, which ``remat="matmuls"`` keeps, for to compute it again costs too much."""
+    """`x`, which "matmuls" and "gathered" keep: to compute it again costs too much."""
     return checkpoint_name(x, _KEPT)
 
 
 def gather_inwards(remat: Remat) -> Gather:
-    """Of kernels that project from the residual stream.
+    """The `Gather` of kernels that project from the residual stream.
 
     They are gathered in one piece to be kept. Otherwise it is left to the partitioner:
     that for TPUs sends such a kernel part by part, beside products with the parts.
@@ -36,10 +37,11 @@ def gather_inwards(remat: Remat) -> Gather:
 
 
 def gathered(kernel: Array, gather: Gather) -> Array:
-    """`keep_gathered`, and marked for ``remat="gathered"``; for None, as it is."""
+    """`keep_gathered`, for ``remat="gathered"`` to keep; for None, as it is."""
     if gather is None:
         return kernel
-    return checkpoint_name(keep_gathered(kernel, tensor_cuts=gather), _GATHERED)
+    kernel = keep_gathered(kernel, tensor_cuts=gather)
+    return checkpoint_name(kernel, _GATHERED) if width_parts() > 1 else kernel
 
 
 def recomputing(step: Callable, remat: Remat, *, prevent_cse: bool) -> Callable:

@@ -40,7 +40,7 @@ from ntl_jax.models.layers import (
 from ntl_jax.models.relative_bias import RelativeBias
 from ntl_jax.models.t5_config import T5Config
 from ntl_jax.models.t5_layers import EMBEDDED, FINAL, DecoderLayer, EncoderLayer, Seen
-from ntl_jax.sharding import keep_rows
+from ntl_jax.sharding import keep_rows, known_mesh
 
 _DECODER_SITES = 16  # the decoder's dropout sites are the encoder's plus so many
 
@@ -184,6 +184,17 @@ class T5WithHead(T5Body):
         if not config.tie_word_embeddings:
             shape = (config.d_model, config.vocab_size)
             self.lm_head = Linear(*shape, std=config.initializer_factor, rngs=rngs)
+
+    def share_table(self) -> None:
+        """Casts a tied table once for all its uses, where `data` shares out the batch.
+
+        The gradients of all uses are then summed in that dtype and over devices at
+        once; each cast by itself, they would be sent in float32 and apart.
+        """
+        mesh = known_mesh()
+        if self.config.tie_word_embeddings and mesh and mesh.shape["data"] > 1:
+            table = self.shared.embedding[...].astype(self.config.dtype)
+            self.shared.embedding = nnx.Param(table)
 
     @jax.named_scope("head")
     def logits(

@@ -6,11 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ntl_jax import cross_entropy, models
 from ntl_jax.models import GPT2Config
 from ntl_jax.models.dropout import Dropout
 from ntl_jax.models.layers import (
+    Embedding,
     Linear,
     RMSNorm,
     einsum_float32,
@@ -191,3 +193,25 @@ def test_another_word_for_auto_is_refused():
 def test_other_words_for_what_is_recomputed_are_refused():
     with pytest.raises(ValueError, match="remat is 'all'; choose False, True, 'matm"):
         GPT2Config(remat="all")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("mesh", [None, (8, 1, 1), (4, 2, 1), (2, 2, 2)], ids=str)
+def test_the_gradient_of_a_table_that_was_cast_is_summed_in_float32(mesh):
+    # A bfloat16 sum of ones ends at 256.
+    ids = jnp.asarray([[0, 1, 0], [0, 0, 0]] * 512)
+    weights = jnp.asarray([[1.0, 0.5, 1.0], [1.0, 1.0, 1.0]] * 512)
+
+    def loss(values, ids):
+        table = Embedding(4, 8, std=1.0, rngs=nnx.Rngs(params=0))
+        table.embedding = nnx.Param(values)
+        rows = table(ids, "bfloat16").astype(jnp.float32)
+        return jnp.sum(rows * weights[..., None])
+
+    mesh = make_mesh(*mesh or (1, 1, 1), devices=None if mesh else jax.devices()[:1])
+    values = jnp.zeros((4, 8), jnp.bfloat16)
+    placed = jax.device_put((values, ids), NamedSharding(mesh, PartitionSpec()))
+    with on_mesh(mesh):
+        gradient = jax.jit(jax.grad(loss))(*placed)
+    assert gradient.dtype == jnp.bfloat16
+    want = jnp.broadcast_to(jnp.asarray([[2560.0], [256.0], [0.0], [0.0]]), (4, 8))
+    chex.assert_trees_all_equal(gradient.astype(jnp.float32), want)

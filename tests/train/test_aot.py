@@ -103,7 +103,7 @@ def test_gpus_sum_gradients_where_they_lie(monkeypatch):
         return max(operands.count("%") for operands in sums)
 
     assert summed_at_once() > 10
-    monkeypatch.setattr(step, "IN_PLACE", {})
+    monkeypatch.setattr(step, "COPIES_GRADIENTS", "")
     assert summed_at_once() == 1  # of one copy of all
 
 

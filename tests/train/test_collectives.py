@@ -136,6 +136,12 @@ def test_kernels_that_are_kept_are_gathered_once(tmp_path, family, mesh):
     assert counts["matmuls"] == 2 * counts["gathered"] > 0
 
 
+def test_the_gradient_of_t5s_table_is_summed_in_bfloat16(tmp_path):
+    found = sent(tmp_path, task_for("t5", (8, 1, 1)))
+    tables = [x for x in found if sorted(x.shape) == [WIDTH, COLUMNS]]
+    assert {x[:2] for x in tables} == {("all-reduce", "bf16")}
+
+
 @pytest.mark.slow
 def test_a_fused_head_sends_no_logits(tmp_path):
     found = sent(tmp_path, task_for("gpt2", (2, 2, 2), fused_head=True))

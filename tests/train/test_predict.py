@@ -111,6 +111,7 @@ def test_a_run_without_checkpoint_is_refused(tmp_path, compared):
     [
         ("I/O error: No space left on device (os error 28)", "make room"),
         ("I/O error: Read-only file system (os error 30)", "look at its permissions"),
+        ("I/O error: No such file (os error 2)", "bring its folder back"),
         ("Error while serializing: something else", "look at its disk"),
     ],
 )
@@ -121,6 +122,6 @@ def test_an_export_that_cannot_be_written_is_one_message(
         raise SafetensorError(said)
 
     monkeypatch.setattr("train.predict.save_checkpoint", failing)
-    message = rf"out cannot be written \({re.escape(said)}\): {remedy}, and name"
+    message = rf"out cannot be written \({re.escape(said)}\): {remedy}, or name"
     with pytest.raises(ConfigError, match=message):
         export(compared / "ce", tmp_path / "out")

@@ -175,11 +175,40 @@ def test_programs_of_gpus_alone_have_compiler_options():
     task = tiny_task(changed(SHALLOW, deterministic=True), 1)
     assert step_module.compiler_options(task) is None
     gpu = types.SimpleNamespace(platform="gpu")
-    mesh = types.SimpleNamespace(devices=np.array([[[gpu]]]))
-    on_gpu = dataclasses.replace(task, mesh=mesh)
+    one = types.SimpleNamespace(devices=np.array([[[gpu]]]))
+    on_one = dataclasses.replace(task, mesh=one)
+    assert step_module.compiler_options(on_one) == step_module.DETERMINISTIC
+    assert (
+        step_module.compiler_options(dataclasses.replace(on_one, config=SHALLOW))
+        is None
+    )
+    two = types.SimpleNamespace(devices=np.array([[[gpu, gpu]]]))
+    on_gpu = dataclasses.replace(task, mesh=two)
     options = step_module.compiler_options(on_gpu)
     # XLA refuses options that it does not know, on every platform.
     assert jax.jit(lambda x: x + 1, compiler_options=options)(1.0) == 2
     assert step_module.DETERMINISTIC.items() <= options.items()
     off = dataclasses.replace(on_gpu, config=SHALLOW)
-    assert step_module.compiler_options(off) == step_module.IN_PLACE
+    copies = {"xla_disable_hlo_passes": step_module.COPIES_GRADIENTS}
+    assert step_module.compiler_options(off) == copies
+
+
+def test_passes_that_a_user_leaves_out_are_left_out_too(monkeypatch):
+    @jax.jit
+    def program(x):
+        return jnp.tanh(x) * jnp.cos(x) + x
+
+    def fusions() -> int:
+        """Of the program compiled with what a step for two GPUs is."""
+        options = {"xla_disable_hlo_passes": step_module._passes_left_out()}
+        text = program.lower(jnp.ones(8)).compile(options).as_text()
+        return text.count(" fusion(")
+
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    whole = fusions()
+    flags = "--xla_gpu_autotune_level=0 --xla_disable_hlo_passes=fusion,cse"
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    assert (
+        step_module._passes_left_out() == f"fusion,cse,{step_module.COPIES_GRADIENTS}"
+    )
+    assert fusions() != whole
