@@ -62,11 +62,17 @@ def loss_and_grads(
 
     parts = task.config.accumulate
     with on_mesh(task.mesh):
-        if parts == 1:
+        if parts == 1 and task.mesh.size == 1:
             return value_and_grad(batch, 0, None)
+        counts = _counts(batch, task)
+        if parts == 1:
+            # The gradient needs the counts of all devices. Added up together with the
+            # sums, they would have all devices wait for each other half way.
+            batch, counts = jax.lax.optimization_barrier((batch, counts))
+            return value_and_grad(batch, 0, counts)
         rows = jnp.arange(len(batch["input_ids"]), dtype=jnp.int32)
         pieces = split_rows((batch, rows), parts)
-        add = functools.partial(_add_part, value_and_grad, _counts(batch, task))
+        add = functools.partial(_add_part, value_and_grad, counts)
         shapes = jax.eval_shape(lambda: add(None, jax.tree.map(lambda x: x[0], pieces)))
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[0])
         return jax.lax.scan(add, nothing, pieces)[0]

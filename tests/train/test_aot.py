@@ -83,28 +83,43 @@ def test_a_step_for_gpus(attention):
     assert 0.3 < 4 * report.flops / matrices < 3
 
 
+def program_of_two_gpus() -> str:
+    """A step that shares out the batch, compiled."""
+    model = dataclasses.replace(TINY.model, attention="xla")
+    config = dataclasses.replace(TINY, model=model, mesh=MeshConfig(data=2))
+    task = abstract_task(config, make_mesh(2, 1, 1, devices=find_devices("h200:2")))
+    train_step = step.compile_train_step(task)
+    lowered = train_step.lower(abstract_state(task), batch_shapes(task))
+    return lowered.compile({"xla_gpu_autotune_level": 0}).as_text()
+
+
 @pytest.mark.slow
 def test_gpus_sum_gradients_where_they_lie(monkeypatch):
     needs_cuda_plugin()
-    config = dataclasses.replace(TINY, mesh=MeshConfig(data=2))
-    config = dataclasses.replace(
-        config, model=dataclasses.replace(TINY.model, attention="xla")
-    )
-    mesh = make_mesh(2, 1, 1, devices=find_devices("h200:2"))
 
     def summed_at_once() -> int:
         """Of how many arrays the largest sum over the two GPUs is."""
-        task = abstract_task(config, mesh)
-        lowered = step.compile_train_step(task).lower(
-            abstract_state(task), batch_shapes(task)
-        )
-        hlo = lowered.compile({"xla_gpu_autotune_level": 0}).as_text()
-        sums = re.findall(r" all-reduce(?:-start)?\((.*?)\)", hlo)
+        sums = re.findall(r" all-reduce(?:-start)?\((.*?)\)", program_of_two_gpus())
         return max(operands.count("%") for operands in sums)
 
     assert summed_at_once() > 10
     monkeypatch.setattr(step, "COPIES_GRADIENTS", "")
     assert summed_at_once() == 1  # of one copy of all
+
+
+@pytest.mark.slow
+def test_gpus_wait_for_each_others_counts_before_all_else():
+    needs_cuda_plugin()
+    _, entry = program_of_two_gpus().split("\nENTRY ")  # in the order that it is run
+    steps = entry.splitlines()
+    sums = [
+        i for i, line in enumerate(steps) if re.search(r"%all-reduce[.\w-]* =", line)
+    ]
+    products = [i for i, line in enumerate(steps) if re.search(r"gemm|cublas", line)]
+    assert sums and sums[0] < products[0]
+    # All others are of gradients, in the backward pass.
+    half = products[len(products) // 2]
+    assert not [i for i in sums if products[0] < i < half]
 
 
 @pytest.mark.slow
