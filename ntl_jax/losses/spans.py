@@ -285,12 +285,15 @@ def _joining_commas(
     three_after = after[0] & after[1] & after[2] & ~after[3]
     one, two, three = (shift(digit, k) for k in (1, 2, 3))
     four = shift(inner, 1) & shift(inner, 2) & shift(inner, 3) & shift(digit, 4)
-    # Before the digits there may be no point, and no zero may come first of all.
-    zero = digit & ((kinds & _ZERO) != 0) & ~shift(digit | (comma & one), 1)
-    bars = shift(point, 2) | shift(zero, 1)
-    bars |= two & (shift(point, 3) | shift(zero, 2))
-    bars |= two & three & (shift(point, 4) | shift(zero, 3))
-    return comma & one & three_after & ~four & ~bars
+    # Before the digits there may be no point.
+    bars = shift(point, 2) | (two & (shift(point, 3) | (three & shift(point, 4))))
+    commas = comma & one & three_after & ~four & ~bars
+    # No zero may come first of all: such groups join only what a comma joined before.
+    zero = digit & ((kinds & _ZERO) != 0) & ~(shift(digit, 1) & linked)
+    zeros = shift(zero, 1) | (two & (shift(zero, 2) | (three & shift(zero, 3))))
+    chain = digit | commas
+    begins = ~(chain & shift(chain, 1) & linked)
+    return commas & (count_since(begins, commas & ~zeros) > 0)
 
 
 def _negative(

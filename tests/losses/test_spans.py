@@ -195,6 +195,9 @@ TEXTS = st.text("0123456789" * 2 + "....,,,--()% ab", max_size=WIDTH).filter(
 @example("1,000,0000")  # the second comma joins nothing
 @example("1,000,00")
 @example("0000,000")
+@example("0,0,000")  # no comma joins: a number begins with no zero
+@example("0,000,000")
+@example("0,100,000,000")
 @given(TEXTS)
 def test_numbers_are_those_of_the_grammar(text):
     expected = [number.value for number in find_numbers(text)]
