@@ -80,7 +80,7 @@ class Embedding(nnx.Module):
 
     def __call__(self, ids: Int[Array, "*B"], dtype: str) -> Float[Array, "*B D"]:
         table = self.embedding[...]
-        rows = table[ids] if table.dtype == jnp.float32 else _read_cast(table, ids)
+        rows = _read_cast(table, ids) if table.dtype.itemsize < 4 else table[ids]
         return keep_cut(rows).astype(dtype)
 
 
