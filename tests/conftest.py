@@ -10,6 +10,9 @@ if os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu":
     # Most of the time goes into compiling: over half of it is saved. An empty XLA_FLAGS
     # in the environment tests the programs as users run them.
     quick = "--xla_backend_optimization_level=0"
+    # Where other work holds the cores, simulated devices wait long for each other, and
+    # after 40 s the process would end.
+    quick += " --xla_cpu_collective_call_terminate_timeout_seconds=600"
     if importlib.metadata.version("jaxlib").startswith("0.10."):
         # Later versions end the process at a flag that they do not know.
         quick += " --xla_cpu_use_fusion_emitters=false"

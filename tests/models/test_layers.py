@@ -215,3 +215,19 @@ def test_the_gradient_of_a_table_that_was_cast_is_summed_in_float32(mesh):
     assert gradient.dtype == jnp.bfloat16
     want = jnp.broadcast_to(jnp.asarray([[2560.0], [256.0], [0.0], [0.0]]), (4, 8))
     chex.assert_trees_all_equal(gradient.astype(jnp.float32), want)
+
+
+def test_the_gradient_of_a_float64_table_is_summed_in_float64():
+    with jax.enable_x64(True):
+        weights = jnp.asarray([[1.0], [2.0**-40]], jnp.float64)
+
+        def loss(values):
+            table = Embedding(2, 3, std=1.0, rngs=nnx.Rngs(params=0))
+            table.embedding = nnx.Param(values)
+            rows = table(jnp.asarray([0, 0]), "float64")
+            return jnp.sum(rows * weights)
+
+        gradient = jax.grad(loss)(jnp.zeros((2, 3), jnp.float64))
+        assert gradient.dtype == jnp.float64
+        want = np.asarray([[1.0 + 2.0**-40] * 3, [0.0] * 3])
+        np.testing.assert_array_equal(gradient, want)
