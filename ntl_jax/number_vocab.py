@@ -250,7 +250,13 @@ class NumberVocab:
                 "of the model's logits."
             )
 
-    def coverage(self, tokenizer: Tokenizer, texts: Iterable[str]) -> float:
+    def coverage(
+        self,
+        tokenizer: Tokenizer,
+        texts: Iterable[str],
+        *,
+        max_length: int | None = None,
+    ) -> float:
         """The share of the digit characters in texts that land on number tokens.
 
         A low share means that the tokenizer hides numbers from the number losses: T5's
@@ -260,6 +266,9 @@ class NumberVocab:
         Args:
             tokenizer: the tokenizer that makes the labels.
             texts: a sample of the targets.
+            max_length: the labels of a text are cut to so many tokens, of which the
+                last is end-of-sequence, and digits beyond them are missed; None cuts
+                nothing.
 
         Returns:
             A share in [0, 1] of ASCII digits, over all texts together; 1.0 where the
@@ -272,10 +281,11 @@ class NumberVocab:
         covered = total = 0
         for text in texts:
             ids = [int(token_id) for token_id in tokenizer.encode(text)]
+            kept = ids if max_length is None else ids[: max_length - 1]
             written = len(_DIGIT.findall(text))
             # Normalisation can make digits that the text does not have (2 of ²).
             total += max(written, sum(digits_on.get(i, 0) for i in ids))
-            covered += sum(digits_on.get(i, 0) for i in ids if self._is_number(i))
+            covered += sum(digits_on.get(i, 0) for i in kept if self._is_number(i))
         return covered / total if total else 1.0
 
     def _is_number(self, token_id: int) -> bool:

@@ -149,6 +149,16 @@ def test_coverage_counts_digit_characters():
     assert vocab.coverage(no_nine, []) == 1.0
 
 
+def test_digits_that_are_cut_off_are_missed():
+    characters = Characters("0123456789ab .")
+    vocab = NumberVocab.from_tokenizer(characters, vocab_size=20)
+    texts = ["a 12", "b 3"]
+    # Of five tokens the last ends the text: all four of the first are kept.
+    lengths = (None, 5, 4, 3, 1)
+    shares = [vocab.coverage(characters, texts, max_length=n) for n in lengths]
+    assert shares == pytest.approx([1.0, 1.0, 2 / 3, 0.0, 0.0])
+
+
 def test_coverage_stays_a_share_where_normalisation_makes_digits():
     pieces = SimpleNamespace(
         get_vocab=lambda: {"1": 0, "/": 1, "22": 2}, encode=lambda text: [0, 1, 2]

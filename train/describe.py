@@ -139,11 +139,14 @@ def _numbers(
     ]
     answers = [row["answer"] for row in rows[:COVERAGE_ROWS]]
     covered = vocab.coverage(tokenizer, answers)
+    longest = config.data.max_target_length
+    seen = vocab.coverage(tokenizer, answers, max_length=longest)
+    cut = f", {seen:.1%} of those that {longest} tokens keep" if seen < covered else ""
     return [
         f"{len(vocab)} number tokens ({config.number_policy}): {shares[0]:.1%} of "
         f"source and {shares[1]:.1%} of target tokens",
         f"coverage: {covered:.1%} of the digits of the first {len(answers):,} answers "
-        "are number tokens",
+        f"are number tokens{cut}",
     ]
 
 

@@ -172,17 +172,16 @@ def layout(inputs: Inputs) -> list[str]:
     else:
         rows, how = train, "padded to"
     lengths = " + ".join(map(str, train.shape))
-    lines = [
-        f"{len(rows):,} training rows, {how} {lengths} tokens, "
-        f"{rows.truncated_sources:,} + {rows.truncated_targets:,} truncated"
-    ]
+    lines = [f"{len(rows):,} training rows, {how} {lengths} tokens, {_truncated(rows)}"]
     for name, dataset in inputs.evaluation.items():
-        cut = dataset.truncated_sources, dataset.truncated_targets
-        if any(cut):
-            lines.append(
-                f"{name}: of {len(dataset):,} rows {cut[0]:,} + {cut[1]:,} truncated"
-            )
+        if dataset.truncated_sources or dataset.truncated_targets:
+            lines.append(f"{name}: of {len(dataset):,} rows {_truncated(dataset)}")
     return lines
+
+
+def _truncated(rows: TokenizedDataset) -> str:
+    cut = rows.truncated_sources, rows.truncated_targets
+    return f"{cut[0]:,} questions and {cut[1]:,} answers truncated"
 
 
 def tokenized(

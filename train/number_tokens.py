@@ -7,6 +7,7 @@ from ntl_jax import NumberVocab
 from ntl_jax.models import AnyConfig
 from ntl_jax.number_grammar import find_numbers
 from ntl_jax.number_vocab import Policy
+from ntl_jax.place_tokens import LARGEST_PLACE, SMALLEST_PLACE
 from ntl_jax.tokenization import (
     RegressionTransformerTokenizer,
     Tokenizer,
@@ -21,6 +22,11 @@ logger = logging.getLogger("train")
 COVERAGE_ROWS = 1000
 _DIGITS = frozenset("0123456789")
 LOWEST_COVERAGE = 0.5
+_LOW_COVERAGE = {
+    "digits": "train with --split-digits or --number-policy numbers,",
+    "places": f"they have places from 10^{SMALLEST_PLACE} to 10^{LARGEST_PLACE} alone; "
+    "take numbers within them, leave out --number-tokens places,",
+}
 
 
 def number_vocab(tokenizer: Tokenizer, vocab_size: int, policy: str) -> NumberVocab:
@@ -50,8 +56,12 @@ def make_vocab(config: TrainConfig, model: AnyConfig, inputs: Inputs) -> NumberV
         return vocab
     answers = [row["answer"] for row in inputs.splits.train[:COVERAGE_ROWS]]
     coverage = vocab.coverage(inputs.tokenizer, answers)
+    longest = config.data.max_target_length
+    seen = vocab.coverage(inputs.tokenizer, answers, max_length=longest)
     if any(set(answer) & _DIGITS for answer in answers):
         share = f"{coverage:.1%} of the digits in the answers are number tokens"
+        if seen < coverage:
+            share += f", {seen:.1%} before --data.max-target-length {longest} cuts them"
     else:
         share = f"the first {len(answers)} training answers hold no digit"
     logger.info("%s", share)
@@ -61,18 +71,22 @@ def make_vocab(config: TrainConfig, model: AnyConfig, inputs: Inputs) -> NumberV
     if (
         has_number_loss
         and not config.allow_low_coverage
-        and not any(find_numbers(answer) for answer in answers)
+        and not any(find_numbers(answer, fractions=True) for answer in answers)
     ):
         raise ConfigError(
             f"the first {len(answers)} training answers hold no number, so a number "
             "loss would see nothing: train with cross entropy alone (--loss.was None), "
             "or accept it with --allow-low-coverage."
         )
-    if has_number_loss and coverage < LOWEST_COVERAGE and not config.allow_low_coverage:
+    if has_number_loss and seen < LOWEST_COVERAGE and not config.allow_low_coverage:
+        if coverage < LOWEST_COVERAGE:
+            remedy = _LOW_COVERAGE[config.number_tokens]
+        else:
+            remedy = f"raise --data.max-target-length {longest}, which cuts answers,"
         raise ConfigError(
-            f"only {coverage:.1%} of the digits in the answers land on number tokens, "
-            "so a number loss would see little of them: train with --split-digits or "
-            "--number-policy numbers, or accept it with --allow-low-coverage."
+            f"only {seen:.1%} of the digits in the answers land on number tokens, so a "
+            f"number loss would see little of them: {remedy} or accept it with "
+            "--allow-low-coverage."
         )
     return vocab
 

@@ -1,13 +1,15 @@
 """Answers that a number loss or a number metric could make nothing of."""
 
+import dataclasses
 import json
 import pathlib
 
 import pytest
 
+from ntl_jax.place_tokens import NUMBER_TOKENS
 from tests.train.helpers import TINY, changed
 from train.config import ConfigError, DataConfig
-from train.inputs import load_inputs
+from train.inputs import load_inputs, open_tokenizer
 from train.number_tokens import make_vocab
 
 
@@ -58,3 +60,36 @@ def test_answers_longer_than_what_is_generated_are_counted(tmp_path, caplog):
         load_inputs(changed(digits, evaluation__max_new_tokens=3), digits.model)
     assert "2 of 3 answers of the evaluation set 'eval' are longer" in caplog.text
     assert "max-new-tokens 3, the longest 5" in caplog.text
+
+
+def test_digits_that_are_cut_off_are_not_seen(tmp_path, caplog):
+    """Of answers whose numbers stand at the end a short limit leaves words."""
+    late = config(train_file=rows(tmp_path / "train.jsonl", "so it must be 7", "3"))
+    with caplog.at_level("INFO", logger="train"):
+        whole = changed(late, data__max_target_length=64)
+        make_vocab(whole, whole.model, load_inputs(whole, whole.model))
+    assert caplog.messages == ["100.0% of the digits in the answers are number tokens"]
+    caplog.clear()
+    cut = changed(late, data__max_target_length=3)
+    with caplog.at_level("INFO", logger="train"):
+        make_vocab(cut, cut.model, load_inputs(cut, cut.model))
+    assert "50.0% before --data.max-target-length 3 cuts them" in caplog.text
+    none = changed(late, data__max_target_length=1)
+    inputs = load_inputs(none, none.model)
+    with pytest.raises(ConfigError, match=r"0\.0% .* raise --data.max-target-length 1"):
+        make_vocab(none, none.model, inputs)
+
+
+def test_numbers_beyond_the_places_get_a_remedy_of_their_own(tmp_path):
+    files = {"train_file": rows(tmp_path / "train.jsonl", "9" * 100)}
+    model = dataclasses.replace(TINY.model, vocab_size=512 + NUMBER_TOKENS)
+    places = changed(config(**files), number_tokens="places", model=model)
+    inputs = load_inputs(places, model, open_tokenizer("builtin", True, "places"))
+    with pytest.raises(ConfigError, match=r"from 10\^-12 to 10\^19 alone"):
+        make_vocab(places, model, inputs)
+
+
+def test_a_fraction_is_a_number_to_losses_as_to_metrics(tmp_path):
+    halves = config(train_file=rows(tmp_path / "train.jsonl", "\u00bd", "\u00bd"))
+    inputs = load_inputs(halves, halves.model)
+    assert len(make_vocab(halves, halves.model, inputs)) == 10
