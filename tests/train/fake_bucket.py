@@ -86,6 +86,8 @@ class FakeBucket:
 
 
 class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # clients come many at a time
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), ConnectionError):  # a killed client's
             super().handle_error(request, client_address)
