@@ -43,7 +43,7 @@ CONFIG = TrainConfig(
         warmup_steps=500,
         weight_decay=0.1,
     ),
-    evaluation=EvalConfig(every=1500, batch_size=1000, max_new_tokens=8),
+    evaluation=EvalConfig(every=1500, batch_size=1024, max_new_tokens=8),
     tokenizer="builtin",
     cross_entropy_baseline=True,
     steps=9000,

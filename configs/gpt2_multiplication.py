@@ -43,7 +43,7 @@ CONFIG = TrainConfig(
     optimizer=OptimizerConfig(
         learning_rate=1e-3, schedule="cosine", warmup_steps=200, b2=0.98
     ),
-    evaluation=EvalConfig(batch_size=1000, max_new_tokens=14),
+    evaluation=EvalConfig(batch_size=1024, max_new_tokens=14),
     tokenizer="builtin",
     cross_entropy_baseline=True,
     steps=20_000,

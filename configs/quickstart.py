@@ -43,7 +43,7 @@ CONFIG = TrainConfig(
         warmup_steps=50,
         weight_decay=0.0,
     ),
-    evaluation=EvalConfig(batch_size=250, max_new_tokens=8),
+    evaluation=EvalConfig(batch_size=256, max_new_tokens=8),
     tokenizer="builtin",
     cross_entropy_baseline=True,
     steps=1500,

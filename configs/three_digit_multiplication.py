@@ -16,5 +16,5 @@ CONFIG = dataclasses.replace(
     data=DataConfig(
         name="three_digits", batch_size=256, max_source_length=32, max_target_length=8
     ),
-    evaluation=EvalConfig(every=3_000, batch_size=1_000, max_new_tokens=8),
+    evaluation=EvalConfig(every=3_000, batch_size=1_024, max_new_tokens=8),
 )

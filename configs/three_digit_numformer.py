@@ -30,7 +30,7 @@ CONFIG = TrainConfig(
     value_scale="log1p",
     loss=LossConfig(),
     optimizer=OptimizerConfig(learning_rate=1e-4, weight_decay=0.01, clip_norm=None),
-    evaluation=EvalConfig(every=10_000, batch_size=1_000),
+    evaluation=EvalConfig(every=10_000, batch_size=1_024),
     steps=1_050_000,
     log_every=1_000,
     checkpoint_every=10_000,

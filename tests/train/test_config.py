@@ -151,7 +151,8 @@ def test_mesh_shape_fills_in():
 @pytest.mark.parametrize("name", preset_names())
 def test_every_preset_loads_and_is_valid(name):
     config, description = load_preset(name)
-    config.validate(num_devices=1)
+    for devices in (1, 2, 4, 8, 16):
+        config.validate(devices)
     assert config.name == name
     assert description.splitlines()[0].endswith(".")
 
