@@ -23,6 +23,7 @@ from train.chips import BETWEEN_HOSTS, CHIPS, Chip
 from train.config import ConfigError, TrainConfig, mesh_shape
 from train.matmul_flops import matmul_flops
 from train.model import is_decoder_only
+from train.number_answers import NumberModel
 from train.pretrained import fit_vocabulary
 from train.program_costs import Costs, costs_of
 from train.row_checks import check_positions
@@ -92,17 +93,18 @@ def compile_ahead(config: TrainConfig, topology: str) -> AotReport:
     the program, so no tokenizer and no data are read.
 
     Raises:
-        ConfigError: no such topology, its compiler is not installed, the mesh does not
-            fit the devices, or the program does not fit their memory.
+        ConfigError: the model answers with a number, no such topology, its compiler is
+            not installed, the mesh does not fit the devices, or the program does not
+            fit their memory.
     """
+    _check_writes_text(config)
     devices = find_devices(topology)
-    config.validate(len(devices), devices[0].platform)
-    if config.head != "lm":
-        raise ConfigError(
-            f"only models that write text are compiled ahead: --head {config.head} is "
-            "none, leave it out."
-        )
     sizes = mesh_shape(config.mesh, len(devices))
+    # No evaluation is compiled: its batch need not fit the mesh.
+    rows = sizes["data"] * sizes["fsdp"]
+    evaluation = dataclasses.replace(config.evaluation, batch_size=rows)
+    config = dataclasses.replace(config, evaluation=evaluation)
+    config.validate(len(devices), devices[0].platform)
     mesh = make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"], devices=devices)
     task = abstract_task(config, mesh)
     state = abstract_state(task)
@@ -140,6 +142,19 @@ def compile_ahead(config: TrainConfig, topology: str) -> AotReport:
         seconds=seconds,
         chip=chip,
     )
+
+
+def _check_writes_text(config: TrainConfig) -> None:
+    if isinstance(config.model, NumberModel):
+        raise ConfigError(
+            "this preset's model answers with a number, and only models that write "
+            "text are compiled ahead: take another preset."
+        )
+    if config.head != "lm":
+        raise ConfigError(
+            "only models that write text are compiled ahead: leave out "
+            f"--head {config.head}."
+        )
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from train.aot import (
     step_times,
 )
 from train.chips import BETWEEN_HOSTS
-from train.config import ConfigError, DataConfig, MeshConfig, TrainConfig
+from train.config import ConfigError, DataConfig, EvalConfig, MeshConfig, TrainConfig
 from train.program_costs import Costs
 from train.state import abstract_state
 from train.topology import find_devices
@@ -143,14 +143,7 @@ def test_what_does_not_fit_ends_in_failure(capsys):
     needs_libtpu()
     flags = ["--model.num-layers", "24", "--model.num-decoder-layers", "24"]
     flags += ["--model.d-model", "4096", "--model.d-ff", "16384"]
-    flags += [
-        "--data.batch-size",
-        "1",
-        "--evaluation.batch-size",
-        "1",
-        "--mesh.data",
-        "1",
-    ]
+    flags += ["--data.batch-size", "1", "--mesh.data", "1"]
     assert main(["aot", "quickstart", "--topology", "v5e:1x1", *flags]) == 1
     assert "does not fit v5e:1x1" in capsys.readouterr().err
 
@@ -183,6 +176,28 @@ def test_a_mesh_that_does_not_fit():
     config = dataclasses.replace(TINY, mesh=MeshConfig(data=3))
     with pytest.raises(ConfigError, match="does not fill 8 device"):
         compile_ahead(config, "local")
+
+
+def test_the_batch_of_evaluations_need_not_fit():
+    config = dataclasses.replace(
+        TINY, mesh=MeshConfig(), evaluation=EvalConfig(batch_size=3)
+    )
+    assert compile_ahead(config, "local").fits
+
+
+@pytest.mark.parametrize("head", ["numformer", "lm"])
+def test_a_preset_that_answers_with_a_number_is_refused(head, capsys):
+    flags = ["--topology", "local", "--head", head]
+    assert main(["aot", "three-digit-numformer", *flags]) == 1
+    told = capsys.readouterr().err
+    assert "error: this preset's model answers with a number" in told
+    assert "--head" not in told
+
+
+@pytest.mark.parametrize("head", ["numformer", "regression"])
+def test_a_head_that_answers_with_a_number_is_to_be_left_out(head, capsys):
+    assert main(["aot", "quickstart", "--topology", "local", "--head", head]) == 1
+    assert f"compiled ahead: leave out --head {head}." in capsys.readouterr().err
 
 
 def test_topology_is_asked_for(capsys):
