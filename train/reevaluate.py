@@ -8,7 +8,7 @@ import jax
 import tyro
 
 from train.config import ConfigError, EvalConfig, MeshConfig, TrainConfig, mesh_shape
-from train.data import Row, load_splits
+from train.data import OWN_FILES, Row, load_splits
 from train.evaluate import Evaluator, write_predictions
 from train.inputs import open_tokenizer, tokenized
 from train.number_tokens import number_vocab
@@ -106,6 +106,11 @@ def _folder(path: AnyPath, asked: Evaluation) -> AnyPath:
 
 def _changed(config: TrainConfig, asked: Evaluation) -> TrainConfig:
     """The run's config with what was asked for; checked on this machine."""
+    if asked.eval_file is not None and config.data.name not in OWN_FILES:
+        raise ConfigError(
+            f"--eval-file is for runs of {' or '.join(OWN_FILES)}, not of "
+            f"{config.data.name}: leave it out."
+        )
     given = {
         name: getattr(asked, name)
         for name in ("eval_size", "eval_file", "raw_dir")

@@ -112,7 +112,7 @@ def test_the_arithmetic_subset_of_smaller_files(data_dir):
     if rows == TRAIN_FILE_ROWS:
         pytest.skip("the files are release v1.0's")
     with pytest.raises(
-        DataError, match=f"has {rows} rows, 34333 are needed: .* train_"
+        DataError, match=f"has {rows} rows, 34333 are needed: .* --data.train-size"
     ):
         load_splits(data)
     splits = load_splits(DataConfig(**vars(data) | {"train_size": 6_000}))
@@ -145,11 +145,14 @@ def test_the_papers_subset_of_files_as_long_as_the_release():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"subset": "paper", "modules": ("a__b",)}, "names its own modules; give one"),
+        ({"subset": "paper", "modules": ("a__b",)}, "leave out --data.modules, or"),
         ({"subset": "paper", "difficulties": ("train-easy",)}, "its own difficulties"),
         ({"generate": True, "modules": ("a__b",)}, "a__b' is not generated for train"),
-        ({"name": "gsm8k", "subset": "paper"}, "subset is for mathematics, not gsm8k"),
-        ({"name": "gsm8k", "generate": True}, "generate is for mathematics, not gsm8k"),
+        ({"name": "gsm8k", "subset": "paper"}, "--data.subset is for mathematics, not"),
+        (
+            {"name": "gsm8k", "generate": True},
+            "--data.generate is for mathematics, not",
+        ),
         (
             {"generate": True, "difficulties": ("hard",)},
             "no folder 'hard'; take one of",

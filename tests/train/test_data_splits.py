@@ -110,20 +110,20 @@ def test_jsonl_splits(tmp_path):
     [
         ({"name": "gsm9k"}, "no dataset 'gsm9k'; take one of arithmetic"),
         ({"train_size": 0}, "train_size must be at least 1 or None, got 0"),
-        ({"name": "jsonl"}, "needs train_file"),
+        ({"name": "jsonl"}, "--data.name jsonl needs --data.train-file"),
         ({"name": "jsonl", "train_file": "/no/t.jsonl"}, "/no/t.jsonl: no such file"),
-        ({"name": "gsm8k", "raw_dir": "/no/such"}, "no raw data folder '/no/such'"),
+        ({"name": "gsm8k", "raw_dir": "/no/such"}, "/such'; correct --data.raw-dir"),
         ({"name": "gsm8k", "raw_dir": "."}, r"train\.jsonl: no such file, nor"),
         ({"name": "mathematics", "raw_dir": "."}, r"multiple\.txt: no such file, nor"),
         ({"name": "mathematics", "modules": ()}, "at least one module"),
         (
             {"name": "gsm8k", "train_split": "dev"},
-            "train_split is for rjokes, not gsm8k",
+            "--data.train-split is for rjokes, not gsm8k",
         ),
         ({"validation_fraction": 0.1}, "is for gsm8k, jsonl, tsv, not arithmetic"),
-        ({"train_file": "t.jsonl"}, "train_file is for jsonl, tsv, not arithmetic"),
-        ({"eval_file": "e.tsv", "name": "gsm8k"}, "eval_file is for jsonl, tsv, not"),
-        ({"digits": 3}, "digits is for multiplication, not arithmetic"),
+        ({"train_file": "t.jsonl"}, "--data.train-file is for jsonl, tsv, not arith"),
+        ({"eval_file": "e.tsv", "name": "gsm8k"}, "--data.eval-file is for jsonl, tsv"),
+        ({"digits": 3}, "--data.digits is for multiplication, not arithmetic"),
     ],
 )
 def test_errors_name_the_remedy(options, message):
@@ -133,7 +133,8 @@ def test_errors_name_the_remedy(options, message):
 
 def test_more_rows_than_there_are_is_an_error(tmp_path, data_dir):
     train_file, _ = jsonl(tmp_path / "train.jsonl", 3)
-    with pytest.raises(DataError, match="is 4, but jsonl has 3 rows: lower it, or"):
+    message = "--data.train-size is 4, but jsonl has 3 rows: lower it, or give None"
+    with pytest.raises(DataError, match=message):
         load_splits(DataConfig(name="jsonl", train_file=train_file, train_size=4))
     with pytest.raises(DataError, match="is 15001, but mathematics has 15000 rows"):
         load_splits(
@@ -143,7 +144,8 @@ def test_more_rows_than_there_are_is_an_error(tmp_path, data_dir):
         load_splits(
             DataConfig(name="jsonl", train_file=train_file, validation_fraction=1.0)
         )
-    with pytest.raises(DataError, match=r"0\.3 of 3 rows is less than one: .* 0\.333"):
+    message = r"--data\.validation-fraction 0\.3 of 3 rows is less than one: .* 0\.333"
+    with pytest.raises(DataError, match=message):
         load_splits(
             DataConfig(name="jsonl", train_file=train_file, validation_fraction=0.3)
         )

@@ -247,5 +247,8 @@ def test_both_sides_fill_up_together():
 
 
 def test_rows_too_short_for_the_longest_are_refused():
-    with pytest.raises(DataError, match=r"packed rows of 24 tokens .* at least 48"):
+    message = (
+        r"--data\.packed-length 20, rounded up to 24, .* at least 48, .*--data\.max"
+    )
+    with pytest.raises(DataError, match=message):
         pack(dataset([(40, 8), (1, 1)]), seed=0, length=20)

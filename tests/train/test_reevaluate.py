@@ -144,6 +144,9 @@ def test_what_cannot_be_evaluated_is_refused(compared, searched):
         "for greedy decoding": [
             *("--evaluation.beams", "4", "--evaluation.numbers", "median", *MESH)
         ],
+        "--eval-file is for runs of jsonl or tsv, not of arithmetic: leave it out": [
+            *("--eval-file", "rows.jsonl", *MESH)
+        ],
         "does not fill": ["--mesh.data", "3", "--mesh.fsdp", "1", *MESH[4:]],
     }
     for message, arguments in refused.items():

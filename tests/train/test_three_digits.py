@@ -69,7 +69,7 @@ def test_splits_by_config():
     }
     first, again, other = (three_digit_pairs(seed=seed)["test"] for seed in (0, 0, 1))
     assert (first == again).all() and (first != other).any()
-    with pytest.raises(DataError, match="paper_form is for gsm8k, multirc"):
+    with pytest.raises(DataError, match=r"--data\.paper-form is for gsm8k, mul"):
         load_splits(DataConfig(name="arithmetic", paper_form=True))
-    with pytest.raises(DataError, match="train_size is 780001, but three_digits has"):
+    with pytest.raises(DataError, match=r"size is 780001, but three_digits has"):
         load_splits(DataConfig(name="three_digits", train_size=780_001))

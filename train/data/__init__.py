@@ -11,6 +11,7 @@ from train.data.pipeline import eval_batches as eval_batches
 from train.data.pipeline import train_batches as train_batches
 from train.data.rows import Row as Row
 from train.data.sources import DataError as DataError
+from train.data.splits import OWN_FILES as OWN_FILES
 from train.data.splits import Splits as Splits
 from train.data.splits import load_splits as load_splits
 from train.data.transforms import CausalDataset as CausalDataset

@@ -162,7 +162,7 @@ def mask_rows(
             that float32 holds with all of its precision.
     """
     if not len(rows):
-        raise DataError("no rows to tokenise; check the files and train_size/eval_size")
+        raise DataError("no rows to tokenise: check the files")
     num_id = tokenizer.num_id
     ids: list[np.ndarray] = []
     values: list[np.ndarray] = []

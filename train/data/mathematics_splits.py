@@ -69,7 +69,8 @@ def _subset(data: DataConfig) -> Subset:
     for name in _OWN_FIELDS:
         if getattr(data, name) != getattr(defaults, name):
             raise DataError(
-                f"subset {data.subset!r} names its own {name}; give one or the other"
+                f"--data.subset {data.subset} names its own {name}: leave out "
+                f"--data.{name.replace('_', '-')}, or it"
             )
     return SUBSETS[data.subset]
 
@@ -103,7 +104,7 @@ def _divided(
     if n_train > left or left < 1:
         raise DataError(
             f"a training file has {n} rows, {n_train + held_out} are needed: the files "
-            "are not release v1.0's; name a train_size, or generate"
+            "are not release v1.0's; give --data.train-size, or --data.generate"
         )
     if n_train == n:
         return rows, []

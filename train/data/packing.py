@@ -137,9 +137,9 @@ def plan_rows(
     total = sum(longest) if length is None else round_up(length)
     if total < sum(longest):
         raise DataError(
-            f"packed rows of {total} tokens are too short for the longest row: give "
-            f"at least {sum(longest)}, or lower the greatest lengths of question and "
-            "answer"
+            f"--data.packed-length {length}, rounded up to {total}, is too short for "
+            f"the longest row: give at least {sum(longest)}, or lower "
+            "--data.max-source-length or --data.max-target-length"
         )
     share = lengths.mean(axis=0) / lengths.mean(axis=0).sum()
     capacity = tuple(

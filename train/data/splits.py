@@ -18,15 +18,17 @@ from train.data.three_digits import three_digit_products
 
 _ARITHMETIC_TRAIN = 100_000
 _ARITHMETIC_EVAL = 1_000
+OWN_FILES = ("jsonl", "tsv")
+"""Datasets that are the user's own files."""
 _ONLY_FOR = {
     "subset": ("mathematics",),
     "generate": ("mathematics",),
     "digits": ("multiplication",),
     "train_split": ("rjokes",),
-    "train_file": ("jsonl", "tsv"),
-    "eval_file": ("jsonl", "tsv"),
+    "train_file": OWN_FILES,
+    "eval_file": OWN_FILES,
     "paper_form": ("gsm8k", "multirc", "three_digits"),
-    "validation_fraction": ("gsm8k", "jsonl", "tsv"),
+    "validation_fraction": ("gsm8k", *OWN_FILES),
 }
 """Fields that would do nothing elsewhere, though a run would look as if they had."""
 
@@ -91,7 +93,8 @@ def load_splits(data: DataConfig) -> Splits:
     defaults = DataConfig()
     for field, names in _ONLY_FOR.items():
         if getattr(data, field) != getattr(defaults, field) and data.name not in names:
-            raise DataError(f"{field} is for {', '.join(names)}, not {data.name}")
+            flag = f"--data.{field.replace('_', '-')}"
+            raise DataError(f"{flag} is for {', '.join(names)}, not {data.name}")
     return loaders[data.name](data)
 
 
@@ -165,7 +168,8 @@ def _own_files(data: DataConfig) -> Splits:
     read = read_jsonl if data.name == "jsonl" else read_tsv
     if data.train_file is None:
         raise DataError(
-            f"the dataset {data.name} needs train_file, the path of a .{data.name} file"
+            f"--data.name {data.name} needs --data.train-file, the path of a "
+            f".{data.name} file"
         )
     evaluation = {}
     if data.eval_file is not None:
@@ -185,8 +189,8 @@ def _with_validation(
     held_out = int(data.validation_fraction * len(train))
     if data.validation_fraction and not held_out:
         raise DataError(
-            f"validation_fraction {data.validation_fraction} of {len(train)} rows is "
-            f"less than one: give at least {1 / len(train):g}, or 0"
+            f"--data.validation-fraction {data.validation_fraction} of {len(train)} "
+            f"rows is less than one: give at least {1 / len(train):g}, or 0"
         )
     if held_out:
         order = np.random.Generator(np.random.PCG64(data.seed)).permutation(len(train))
@@ -213,8 +217,8 @@ def _sized(
 
 def _too_few(data: DataConfig, rows: int) -> DataError:
     return DataError(
-        f"train_size is {data.train_size}, but {data.name} has {rows} rows: lower it, "
-        "or None takes all"
+        f"--data.train-size is {data.train_size}, but {data.name} has {rows} rows: "
+        "lower it, or give None, which takes all"
     )
 
 
@@ -233,7 +237,7 @@ def _raw_folder(data: DataConfig, name: str) -> pathlib.Path | None:
     folder = pathlib.Path(root).expanduser()
     if not folder.is_dir():
         raise DataError(
-            f"no raw data folder {root!r}; correct raw_dir or $NTL_DATA_DIR, or set "
-            "neither to download"
+            f"no raw data folder {root!r}; correct --data.raw-dir or $NTL_DATA_DIR, or "
+            "set neither to download"
         )
     return folder / name if (folder / name).is_dir() else folder

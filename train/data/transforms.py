@@ -224,7 +224,7 @@ def tokenize_rows(
         DataError: no rows, a maximum below 1, or an id outside the vocabulary.
     """
     if not len(rows):
-        raise DataError("no rows to tokenise; check the files and train_size/eval_size")
+        raise DataError("no rows to tokenise: check the files")
     for name, length in (
         ("max_source_length", max_source_length),
         ("max_target_length", max_target_length),
