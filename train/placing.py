@@ -14,7 +14,7 @@ from ntl_jax.sharding import make_mesh, param_shardings
 from train.checkpoint import Checkpointer
 from train.config import ConfigError, MeshConfig, mesh_shape
 from train.hosts import launcher, several
-from train.state import Params
+from train.state import Params, check_heads
 from train.storage import AnyPath
 from train.validate import check_attention
 
@@ -89,6 +89,7 @@ def open_mesh(config: MeshConfig, model: AnyConfig) -> Mesh:
     """
     sizes = mesh_shape(config, jax.device_count())
     mesh = make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"])
+    check_heads(model, mesh)
     try:
         param_shardings(model, _shapes(model), mesh)
     except ValueError as error:

@@ -10,7 +10,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ntl_jax.losses import Objective
-from ntl_jax.models import AnyConfig, init_params
+from ntl_jax.models import AnyConfig, T5Config, init_params
 from ntl_jax.number_vocab import NumberVocab
 from ntl_jax.sharding import param_shardings, reduced_sharding
 from ntl_jax.value_scales import ValueScale
@@ -88,7 +88,28 @@ def check_layout(model: AnyConfig, mesh: Mesh, *, resume: bool) -> None:
     _layout(model, jax.eval_shape(make, jax.random.key(0)), mesh, resume)
 
 
+def check_heads(model: AnyConfig, mesh: Mesh) -> None:
+    """Raises ConfigError where a T5's heads, of which each has biases of its own, do
+    not divide over the mesh's `tensor` axis."""
+    if not isinstance(model, T5Config):
+        return
+    heads, tensor = model.num_heads, mesh.shape["tensor"]
+    if heads % tensor == 0:
+        return
+    *others, most = [
+        str(size)
+        for size in range(1, heads + 1)
+        if heads % size == mesh.size % size == 0
+    ]
+    sizes = f"{', '.join(others)} or {most}" if others else most
+    raise ConfigError(
+        f"--mesh.tensor {tensor} does not divide the model's {heads} heads: take "
+        f"{sizes}."
+    )
+
+
 def _layout(model: AnyConfig, shapes: Params, mesh: Mesh, resume: bool) -> Params:
+    check_heads(model, mesh)
     try:
         return param_shardings(model, shapes, mesh)
     except ValueError as error:

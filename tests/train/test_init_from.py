@@ -20,6 +20,7 @@ from train.config import ConfigError, TrainConfig
 from train.data import tokenize_rows
 from train.inputs import tokenizer_name
 from train.loop import run
+from train.placing import open_mesh
 from train.predict import export, load_run
 from train.presets import load_preset
 from train.pretrained import adopt_checkpoint, check_model, fit_vocabulary
@@ -240,7 +241,14 @@ def test_the_vocabulary_is_fitted_by_rule_and_said(caplog):
 
 
 def test_a_mesh_that_cuts_no_head_is_refused(tmp_path):
-    wide = changed(TINY, mesh__data=1, mesh__tensor=8, model__num_heads=6)
+    wide = changed(TINY, mesh__data=1, mesh__tensor=8)
+    heads = changed(wide, model__num_heads=6)
+    with pytest.raises(ConfigError, match=r"^--mesh.tensor 8 .* 6 heads: take 1 or 2"):
+        run(heads, tmp_path / "run")
+    odd = changed(heads, model__num_heads=5)
+    with pytest.raises(ConfigError, match=r"^--mesh.tensor 8 .* 5 heads: take 1\.$"):
+        open_mesh(odd.mesh, odd.model)
+    wide = changed(wide, model__d_ff=36)
     with pytest.raises(ConfigError, match=r"--mesh does not suit the model"):
         run(wide, tmp_path / "run")
     with pytest.raises(ConfigError, match=r"keeps the vocabulary rows that it began"):
