@@ -1,7 +1,8 @@
 """Text made ready for the model: tokenizer, rows and ids."""
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -13,12 +14,14 @@ from ntl_jax.tokenization import (
     load_tokenizer,
 )
 from ntl_jax.value_scales import ValueScale
-from train.config import ConfigError, TrainConfig
+from train.config import ConfigError, DataConfig, TrainConfig
 from train.data import (
     Buckets,
+    DataError,
     MaskedDataset,
     PackedDataset,
     Row,
+    RowError,
     Splits,
     TokenizedDataset,
     load_splits,
@@ -108,18 +111,16 @@ def load_inputs(
     splits = load_splits(config.data)
     for set_name, rows in splits.evaluation.items():
         count_numbers(set_name, rows)
-    if scale is None and isinstance(model, T5RegressionConfig):
-        scale = fitted(config, last_numbers(splits.train))
-    unfitted = scale or ValueScale("none")
-    train = tokenized(splits.train, config, model, tokenizer, unfitted)
+    with naming("train", config.data):
+        if scale is None and isinstance(model, T5RegressionConfig):
+            scale = fitted(config, last_numbers(splits.train))
+        unfitted = scale or ValueScale("none")
+        train = tokenized(splits.train, config, model, tokenizer, unfitted)
     if isinstance(train, MaskedDataset):
         scale = scale or fitted(config, train.numbers())
         train = dataclasses.replace(train, scale=scale)
     scale = scale or ValueScale("none")
-    evaluation = {
-        name: tokenized(rows, config, model, tokenizer, scale)
-        for name, rows in splits.evaluation.items()
-    }
+    evaluation = tokenized_sets(splits.evaluation, config, model, tokenizer, scale)
     sets = {"train": (splits.train, train)} | {
         name: (splits.evaluation[name], dataset) for name, dataset in evaluation.items()
     }
@@ -182,6 +183,38 @@ def layout(inputs: Inputs) -> list[str]:
 def _truncated(rows: TokenizedDataset) -> str:
     cut = rows.truncated_sources, rows.truncated_targets
     return f"{cut[0]:,} questions and {cut[1]:,} answers truncated"
+
+
+@contextlib.contextmanager
+def naming(set_name: str, data: DataConfig) -> Iterator[None]:
+    """Says of a row that is refused which set it is of, and of the user's own files
+    which one."""
+    try:
+        yield
+    except RowError as error:
+        path = data.eval_file if set_name == "eval" else data.train_file
+        kind = "training set" if set_name == "train" else f"evaluation set {set_name!r}"
+        whose = f", of {path}" if path else ""
+        raise DataError(f"{kind}{whose}: {error}") from error
+
+
+def tokenized_sets(
+    sets: Mapping[str, Sequence[Row]],
+    config: TrainConfig,
+    model: AnyConfig,
+    tokenizer: Tokenizer,
+    scale: ValueScale,
+) -> dict[str, TokenizedDataset]:
+    """Evaluation sets as `tokenized` makes them.
+
+    Raises:
+        DataError: names the set and the row that the model cannot take.
+    """
+    datasets = {}
+    for name, rows in sets.items():
+        with naming(name, config.data):
+            datasets[name] = tokenized(rows, config, model, tokenizer, scale)
+    return datasets
 
 
 def tokenized(

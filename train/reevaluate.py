@@ -10,7 +10,7 @@ import tyro
 from train.config import ConfigError, EvalConfig, MeshConfig, TrainConfig, mesh_shape
 from train.data import OWN_FILES, Row, load_splits
 from train.evaluate import Evaluator, write_predictions
-from train.inputs import open_tokenizer, tokenized
+from train.inputs import open_tokenizer, tokenized_sets
 from train.number_tokens import number_vocab
 from train.placing import (
     fitting_mesh,
@@ -144,10 +144,7 @@ def _evaluate(
     )
     scale = value_scale_of(read_config(run_dir))
     vocab = number_vocab(tokenizer, config.model.vocab_size, config.number_policy)
-    datasets = {
-        name: tokenized(of_set, config, config.model, tokenizer, scale)
-        for name, of_set in rows.items()
-    }
+    datasets = tokenized_sets(rows, config, config.model, tokenizer, scale)
     mesh = open_mesh(config.mesh, config.model)
     task = make_task(config, config.model, vocab, mesh, scale)
     evaluator = Evaluator(task, tokenizer, datasets, rows)

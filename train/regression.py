@@ -11,7 +11,8 @@ from ntl_jax.losses import Term
 from ntl_jax.losses.number_heads import squared_error
 from ntl_jax.number_grammar import last_number
 from ntl_jax.value_scales import ValueScale
-from train.data import DataError, Row, TokenizedDataset
+from train.data import Row, RowError, TokenizedDataset
+from train.data.rows import named_answer
 from train.data.transforms import Batch
 
 
@@ -41,16 +42,16 @@ def with_numbers(
         scale: what the numbers go through.
 
     Raises:
-        DataError: an answer holds no number, or none that float32 holds.
+        RowError: an answer holds no number, or none that float32 holds.
     """
     numbers = last_numbers(rows)
     with np.errstate(over="ignore"):  # named below
         scaled = scale.apply(numbers).astype(np.float32)
     if not np.isfinite(scaled).all():
         place = int(np.argmin(np.isfinite(scaled)))
-        raise DataError(
-            f"the answer of row {place + 1} is {numbers[place]:g}, which float32 does "
-            "not hold: "
+        raise RowError(
+            f"{named_answer(rows, place + 1)} ends with a number that float32 does not "
+            "hold: "
             + (
                 "set --value-scale log1p"
                 if np.isfinite(numbers[place])
@@ -65,14 +66,14 @@ def last_numbers(rows: Sequence[Row]) -> np.ndarray:
     """The last number of each answer, f64[N]; infinite beyond 1.8e308.
 
     Raises:
-        DataError: an answer holds no number.
+        RowError: an answer holds no number.
     """
     numbers = np.empty(len(rows), np.float64)
     for place, row in enumerate(rows):
         number = last_number(row["answer"], fractions=True)
         if number is None:
-            raise DataError(
-                f"the answer of row {place + 1} holds no number, which a regression "
+            raise RowError(
+                f"{named_answer(rows, place + 1)} holds no number, which a regression "
                 "head learns from: leave the row out, or set --head lm"
             )
         try:

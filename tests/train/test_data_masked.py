@@ -118,10 +118,10 @@ def test_long_questions_lose_their_end_and_long_answers_their_beginning():
 
 def test_answers_that_cannot_be_asked_for_are_refused():
     for answer, what in (
-        ("none", r"row 2 holds no number.*--head lm"),
-        ("1e99", r"row 2 ends with the number 1e\+99, which float32"),
-        (f"{'9' * 400}/7", r"row 2 ends with the number inf"),
-        ("-$5", r"row 2 ends with the number -5, but no '-' stands right before"),
+        ("none", r"row 2, 'none', holds no number.*--head lm"),
+        ("1e99", r"row 2, '1e99', ends with a number that float32"),
+        (f"{'9' * 400}/7", r"row 2, '9+\.\.\.9+/7', ends with a number that"),
+        ("-$5", r"row 2, '-\$5', ends with the number -5, but no '-' stands right"),
     ):
         rows = [ROWS[0], {"question": "What is 1?", "answer": answer}]
         with pytest.raises(DataError, match=what):

@@ -13,9 +13,9 @@ from ntl_jax.tokenization import builtin_tokenizer
 from ntl_jax.value_scales import ValueScale
 from tests.train.conftest import standard_promotion
 from tests.train.helpers import SHALLOW, changed, tiny_task
-from train.config import ConfigError
-from train.data import DataError
-from train.inputs import fitted, load_inputs, tokenized
+from train.config import ConfigError, DataConfig
+from train.data import DataError, RowError
+from train.inputs import fitted, load_inputs, naming, tokenized
 from train.loop import run
 from train.model import with_head
 from train.number_tokens import make_vocab
@@ -104,16 +104,44 @@ def test_batches_hold_the_scaled_numbers_of_their_rows():
 def test_answers_without_a_number_or_too_large_are_refused():
     inputs = load_inputs(HEAD, MODEL)
     rows = [{"question": "a", "answer": "5"}, {"question": "b", "answer": "none"}]
-    with pytest.raises(DataError, match=r"row 2 holds no number.*--head lm"):
+    with pytest.raises(DataError, match=r"row 2, 'none', holds no number.*--head lm"):
         tokenized(rows, HEAD, MODEL, inputs.tokenizer)
     rows = [{"question": "a", "answer": "1e99"}]
-    with pytest.raises(DataError, match=r"row 1 is 1e\+99.*--value-scale log1p"):
+    with pytest.raises(DataError, match=r"row 1, '1e99', .*--value-scale log1p"):
         tokenized(rows, changed(HEAD, value_scale="none"), MODEL, inputs.tokenizer)
     assert len(tokenized(rows, HEAD, MODEL, inputs.tokenizer)) == 1
     for answer in ("-" + "9" * 400, "9" * 400 + "/7"):
         rows = [{"question": "a", "answer": answer}]
-        with pytest.raises(DataError, match=r"row 1 is -?inf.*leave the row out"):
+        what = r"row 1, '-?9+\.\.\.9+(/7)?', ends with .*float32 .*leave the row out"
+        with pytest.raises(DataError, match=what):
             tokenized(rows, HEAD, MODEL, inputs.tokenizer)
+
+
+def test_a_refused_answer_is_told_by_its_set_and_file(tmp_path):
+    paths = {}
+    for name, answers in (("good", "1"), ("words", "none"), ("large", "9" * 400)):
+        lines = [json.dumps({"question": "a", "answer": a}) for a in ("2", answers)]
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+        paths[name] = str(tmp_path / name)
+
+    def refusal(train: str, held_out: str) -> str:
+        files = {"train_file": paths[train], "eval_file": paths[held_out]}
+        data = DataConfig(name="jsonl", **files)
+        with pytest.raises(DataError) as refused:
+            load_inputs(changed(HEAD, data=data), MODEL)
+        return str(refused.value)
+
+    told = refusal("words", "good")
+    assert told.startswith(f"training set, of {paths['words']}: the answer of row 2, ")
+    told = refusal("good", "large")
+    where = f"evaluation set 'eval', of {paths['large']}: the answer of row 2, "
+    assert told.startswith(where)
+
+
+def test_generated_sets_have_no_file():
+    refused = pytest.raises(DataError, match=r"^evaluation set 'interpolation': row 1")
+    with refused, naming("interpolation", DataConfig()):
+        raise RowError("row 1 is none")
 
 
 def test_numbers_are_written_as_they_are_read():

@@ -2,6 +2,7 @@
 
 from train.data.buckets import Buckets as Buckets
 from train.data.buckets import make_buckets as make_buckets
+from train.data.files import RowError as RowError
 from train.data.masked import MaskedDataset as MaskedDataset
 from train.data.masked import mask_rows as mask_rows
 from train.data.packing import PackedDataset as PackedDataset

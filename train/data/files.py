@@ -24,6 +24,10 @@ class DataError(ValueError):
     """Data that cannot be read; the message names the file, the line and the remedy."""
 
 
+class RowError(DataError):
+    """A row that the model cannot take; the message counts it in its set, from 1."""
+
+
 class FileError(DataError):
     """A fault of a whole file, which leaving lines out does not mend."""
 

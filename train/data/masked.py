@@ -12,8 +12,8 @@ from ntl_jax.tokenization import XvalTokenizer, mask_at_random, mask_last_number
 from ntl_jax.tokenization.masked_numbers import MaskedBatch, MaskedRow
 from ntl_jax.tokenization.xval import NumberedIds
 from ntl_jax.value_scales import ValueScale
-from train.data.files import DataError
-from train.data.rows import Row
+from train.data.files import DataError, RowError
+from train.data.rows import Row, named_answer
 from train.data.transforms import Batch, Ragged, TokenizedDataset, round_up
 
 _ROWS_AT_ONCE = 10_000
@@ -170,13 +170,13 @@ def mask_rows(
     cut = [0, 0]
     encoded = enumerate(_encoded(rows, tokenizer), start=1)
     for place, (number, question, answer, plain) in encoded:
-        _check_answer(place, number, answer, num_id)
+        _check_answer(rows, place, number, answer, num_id)
         cut[0] += len(question.ids) - 1 > max_source_length
         cut[1] += len(answer.ids) > max_target_length
         asked = [column[:-1][:max_source_length] for column in question]
         answered = [column[-max_target_length:] for column in answer]
         if num_id not in answered[0]:
-            raise DataError(
+            raise RowError(
                 f"the number of row {place}'s answer stands more than "
                 f"{max_target_length} tokens before its end: raise "
                 "--data.max-target-length"
@@ -243,11 +243,15 @@ def _in_decimals(answer: str, last: Number | None) -> str:
 
 
 def _check_answer(
-    place: int, last: Number | None, answer: NumberedIds, num_id: int
+    rows: Sequence[Row],
+    place: int,
+    last: Number | None,
+    answer: NumberedIds,
+    num_id: int,
 ) -> None:
     if last is None:
-        raise DataError(
-            f"the answer of row {place} holds no number, which a Numformer is asked "
+        raise RowError(
+            f"{named_answer(rows, place)} holds no number, which a Numformer is asked "
             "for: leave the row out, or set --head lm"
         )
     read = [v for i, v in zip(answer.ids, answer.values, strict=True) if i == num_id]
@@ -258,13 +262,13 @@ def _check_answer(
     if kept == wanted:
         return
     if kept == -wanted:
-        raise DataError(
-            f"the answer of row {place} ends with the number {number:g}, but no '-' "
+        raise RowError(
+            f"{named_answer(rows, place)} ends with the number {number:g}, but no '-' "
             "stands right before its digits: write it there, or set --head lm"
         )
-    raise DataError(
-        f"the answer of row {place} ends with the number {number:g}, which float32 "
-        "does not hold in full: leave the row out, or set --head lm"
+    raise RowError(
+        f"{named_answer(rows, place)} ends with a number that float32 does not hold in "
+        "full: leave the row out, or set --head lm"
     )
 
 

@@ -2,6 +2,7 @@
 
 import bisect
 import itertools
+import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
@@ -10,6 +11,15 @@ import numpy as np
 Row = dict[str, str]
 
 _ROWS_AT_ONCE = 8192
+
+
+def named_answer(rows: Sequence[Row], number: int) -> str:
+    """An answer by its row's number, from 1, and its text, without a long one's middle.
+
+    >>> named_answer([{"question": "What is 3 plus 4?", "answer": "seven"}], 1)
+    "the answer of row 1, 'seven',"
+    """
+    return f"the answer of row {number}, {reprlib.repr(rows[number - 1]['answer'])},"
 
 
 class LineRows(Sequence[Row]):

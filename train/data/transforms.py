@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from ntl_jax.tokenization.hugging_face import Tokenizer
+from train.data.files import RowError
 from train.data.sources import DataError, Row
 from train.data.token_cache import Arrays, cached
 
@@ -318,7 +319,7 @@ def _check_range(name: str, ragged: Ragged, vocab_size: int) -> None:
         bad = low if low < 0 else high
         where = int(np.flatnonzero(ragged.values == bad)[0])
         row = int(np.searchsorted(ragged.offsets, where, side="right"))
-        raise DataError(
+        raise RowError(
             f"the {name} of row {row} has token id {bad}, outside 0..{vocab_size - 1}: "
             "the model's vocabulary is smaller than the tokenizer's; use the tokenizer "
             "that belongs to the model"
