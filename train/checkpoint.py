@@ -69,7 +69,7 @@ class Checkpointer:
             if kind is None:
                 raise
             if not isinstance(error, SaveError):  # which says so itself
-                logger.warning("the checkpoint that was being written is lost")
+                logger.warning("the checkpoint of step %s is lost", self._pending)
         finally:
             with self._writing():
                 self._manager.close()

@@ -86,7 +86,7 @@ def test_another_error_says_that_a_save_is_lost_too(
         checkpointer.save(states[0], CONFIG)
         raise KeyError("a bug")
     (record,) = caplog.records
-    assert record.getMessage() == "the checkpoint that was being written is lost"
+    assert record.getMessage() == "the checkpoint of step 0 is lost"
     gc.collect()
 
 
