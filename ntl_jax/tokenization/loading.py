@@ -1,5 +1,6 @@
 """A tokenizer by name: built in, from a folder, or from the Hugging Face hub."""
 
+import importlib.util
 import pathlib
 
 from ntl_jax.hub import fetch
@@ -8,6 +9,8 @@ from ntl_jax.tokenization.digits import DigitTokenizer
 from ntl_jax.tokenization.hugging_face import Tokenizer, from_transformers
 
 _FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
+_NAMING = ("tokenizer_config.json", "config.json")
+"""Files that say of what model the others are."""
 
 
 def load_tokenizer(name: str, *, split_digits: bool = True) -> Tokenizer:
@@ -48,8 +51,8 @@ def load_tokenizer(name: str, *, split_digits: bool = True) -> Tokenizer:
         )
     if not any(map(_is_of_tokenizer, folder.iterdir())):
         raise ValueError(
-            f"{name!r} holds no tokenizer (tokenizer.json, spiece.model, vocab.json, "
-            "...); name a folder or a hub id that does"
+            f"{name!r} holds no tokenizer (tokenizer.json; or, with a config.json, "
+            "spiece.model or vocab.json ...); name a folder or a hub id that does"
         )
 
     from transformers import AutoTokenizer  # slow to import, and optional
@@ -58,6 +61,11 @@ def load_tokenizer(name: str, *, split_digits: bool = True) -> Tokenizer:
         base = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     # transformers raises these for whatever it could not load.
     except (OSError, ValueError, KeyError) as error:
+        if lacking := _lacking(folder):
+            raise ValueError(
+                f"{name!r} has no tokenizer.json: {' and '.join(lacking)}, or name a "
+                "folder or a hub id that has one"
+            ) from error
         raise _cannot_load("folder", name, error) from error
     wrapped = from_transformers(base)
     return DigitTokenizer(wrapped) if split_digits else wrapped
@@ -70,6 +78,23 @@ def _cannot_load(place: str, name: str, error: Exception) -> ValueError:
         "'builtin', a folder with tokenizer.json and tokenizer_config.json, or an id "
         "that exists on the hub"
     )
+
+
+def _lacking(folder: pathlib.Path) -> list[str]:
+    """What transformers lacks to read a tokenizer without tokenizer.json, as advice."""
+    if (folder / "tokenizer.json").exists():
+        return []
+    advice = []
+    pieces = next(folder.glob("*.model"), None)
+    if not any((folder / name).exists() for name in _NAMING):
+        kind = "t5" if pieces else "gpt2"
+        advice.append(
+            "add the model's config.json, which says how to read the rest (such as "
+            f'{{"model_type": "{kind}"}})'
+        )
+    if pieces and importlib.util.find_spec("sentencepiece") is None:
+        advice.append(f"pip install sentencepiece, which reads {pieces.name}")
+    return advice
 
 
 def _is_of_tokenizer(path: pathlib.Path) -> bool:

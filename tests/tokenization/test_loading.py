@@ -1,5 +1,6 @@
 """Tokenizers by name: what cannot be had is told in a line, and at once."""
 
+import importlib.util
 import json
 import time
 
@@ -26,6 +27,36 @@ def test_load_errors_are_one_line_that_names_the_remedy(tmp_path):
 
     with pytest.raises(ValueError, match=r"from the hub id 'no model'.*id must use al"):
         load_tokenizer("no model")
+
+
+def test_a_vocabulary_alone_asks_for_the_config_of_its_model(tmp_path):
+    words = ["<|endoftext|>", *map(chr, range(33, 127)), "12"]
+    vocabulary = {word: row for row, word in enumerate(words)}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n1 2\n")
+    what = (
+        r'has no tokenizer\.json: add .* config\.json.*\{"model_type": "gpt2"\}\), or'
+    )
+    with pytest.raises(ValueError, match=what):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    ids = load_tokenizer(str(tmp_path), split_digits=False).encode("12")
+    assert ids[0] == vocabulary["12"]
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("sentencepiece") is not None, reason="it is installed"
+)
+def test_a_sentencepiece_model_asks_for_what_reads_it(tmp_path):
+    (tmp_path / "spiece.model").write_bytes(b"pieces")
+    both = (
+        r'\{"model_type": "t5"\}\) and pip install sentencepiece, .*spiece\.model, or'
+    )
+    with pytest.raises(ValueError, match=both):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(ValueError, match=r"no tokenizer\.json: pip install sentencepi"):
+        load_tokenizer(str(tmp_path))
 
 
 @pytest.fixture
