@@ -141,7 +141,8 @@ class TrainConfig:
     """GPUs: the same bits in every run on the same mesh, resumed ones included, at some
     cost of speed; CPUs and TPUs give them anyway."""
     log_every: int = 50
-    """Steps between rows of metrics.jsonl."""
+    """Steps between rows of metrics.jsonl, each the mean since the row before;
+    checkpoints and evaluations end a row too."""
     profile_at: int | None = None
     """Write a profile of three steps, this one and the next, to profile/ in the run's
     folder, for xprof or Perfetto; None writes none."""

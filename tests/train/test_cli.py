@@ -180,12 +180,14 @@ def test_help_without_arguments(capsys):
 
 def test_help_of_a_preset_says_all_and_fetches_no_checkpoint(capsys, monkeypatch):
     monkeypatch.setattr("train.__main__.adopt_checkpoint", None)
+    monkeypatch.setenv("COLUMNS", "80")  # one column of flags
     with pytest.raises(SystemExit) as ended:
         main(["paper-rjokes", "--help"])
     assert ended.value.code == 0
     out = capsys.readouterr().out
     assert "Offline:" in out and "--data.train-split dev" in out
     assert "--model.d-model" in out
+    assert "checkpoints and evaluations end a row too." in out
     with pytest.raises(TypeError):
         main(["paper-rjokes"])
 
