@@ -7,6 +7,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
+from ntl_jax.platforms import traced_platform
 from ntl_jax.sharding import keep_gathered, width_parts
 
 Remat = bool | Literal["matmuls", "gathered"]
@@ -15,9 +16,10 @@ its products with parameters and what is marked by `kept`, which are kept. "gath
 keeps the kernels that `fsdp` cuts too, as they were gathered for the forward pass, so
 that they are not sent again: two bytes a parameter in bfloat16, on every device."""
 
-Gather = Literal["inputs", "outputs"] | None
+Gather = Literal["inputs", "outputs", "outputs on TPUs"] | None
 """Which side of a kernel `tensor` cuts: "outputs" of what projects from the residual
-stream, "inputs" of what projects back. None: left to the partitioner to gather."""
+stream, "inputs" of what projects back. None, and "outputs on TPUs" on other devices:
+left to the partitioner to gather."""
 
 _KEPT, _GATHERED = "ntl_jax.kept", "ntl_jax.gathered"
 
@@ -27,17 +29,28 @@ def kept(x: Array) -> Array:
     return checkpoint_name(x, _KEPT)
 
 
-def gather_inwards(remat: Remat) -> Gather:
+def gather_inwards(remat: Remat, *, on_tpus: bool = True) -> Gather:
     """The `Gather` of kernels that project from the residual stream.
 
-    They are gathered in one piece to be kept. Otherwise it is left to the partitioner:
-    that for TPUs sends such a kernel part by part, beside products with the parts.
+    They are gathered in one piece to be kept. Else it is left to the partitioner, but
+    on TPUs: there it sends such a kernel part by part, and adds up products with the
+    parts, for each of which all that was added up is read and written again. So there
+    they are gathered in one piece too, unless the backward pass recomputes nothing and
+    would keep them.
+
+    Args:
+        remat: the model's.
+        on_tpus: False leaves them to the partitioner on TPUs as well.
     """
-    return "outputs" if remat == "gathered" else None
+    if remat == "gathered":
+        return "outputs"
+    return "outputs on TPUs" if remat and on_tpus else None
 
 
 def gathered(kernel: Array, gather: Gather) -> Array:
     """`keep_gathered`, for ``remat="gathered"`` to keep; for None, as it is."""
+    if gather == "outputs on TPUs":
+        gather = "outputs" if traced_platform() == "tpu" else None
     if gather is None:
         return kernel
     kernel = keep_gathered(kernel, tensor_cuts=gather)

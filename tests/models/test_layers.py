@@ -9,7 +9,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ntl_jax import cross_entropy, models
-from ntl_jax.models import GPT2Config
+from ntl_jax.models import GPT2Config, recompute
 from ntl_jax.models.dropout import Dropout
 from ntl_jax.models.layers import (
     Embedding,
@@ -183,6 +183,27 @@ def test_where_layers_are_written_out(
 
     text = jax.jit(run).lower(jnp.ones((2, 4, 32))).as_text()
     assert ("stablehlo.while" not in text) == written_out
+
+
+@pytest.mark.parametrize(
+    ("platform", "remat", "in_one_piece"),
+    [
+        ("tpu", True, True),
+        ("tpu", "matmuls", True),
+        ("tpu", False, False),
+        ("gpu", True, False),
+        ("gpu", "gathered", True),
+    ],
+)
+def test_where_kernels_are_gathered_in_one_piece(
+    platform, remat, in_one_piece, monkeypatch
+):
+    monkeypatch.setattr(recompute, "traced_platform", lambda: platform)
+    linear = Linear(32, 64, std=1.0, rngs=nnx.Rngs(params=0))
+    linear.gather = recompute.gather_inwards(remat)
+    with on_mesh(make_mesh(1, 8, 1)):
+        program = str(jax.make_jaxpr(linear)(jnp.ones((8, 32))))
+    assert ("sharding_constraint" in program) == in_one_piece
 
 
 def test_another_word_for_auto_is_refused():
