@@ -151,6 +151,9 @@ def _forward(head: Head, hidden, kernel, bias, labels):
     return stats, (hidden, kernel, bias, labels, sums, stats.number_logits)
 
 
+# Each call outside of `jit` would compile the functions that it makes for its scan, and
+# keep them: hence a `jit` here, and below.
+@partial(jax.jit, static_argnums=0, inline=True)
 def read_sums(head: Head, hidden, kernel, bias, labels) -> LogitSums:
     """The sums over all columns of the logits of all tokens."""
     axis = labels.ndim - 1
@@ -193,6 +196,7 @@ def cast_gradients(
     return HeadGradients(of_kernel, gradients.bias.astype(bias.dtype))
 
 
+@partial(jax.jit, static_argnums=0, inline=True)
 def _by_tokens(head: Head, hidden, kernel, bias, labels, sums, cotangent):
     """Gradients of hidden, kernel and bias, some tokens at a time."""
     axis = labels.ndim - 1
@@ -215,6 +219,7 @@ def _by_tokens(head: Head, hidden, kernel, bias, labels, sums, cotangent):
     return tiles.join(d_hidden, labels.shape[axis], axis), gradients.summed(columns)
 
 
+@partial(jax.jit, static_argnums=0, inline=True)
 def _by_columns(head: Head, hidden, kernel, bias, labels, sums, cotangent):
     """Gradients of hidden, kernel and bias, some columns at a time."""
     columns = kernel.shape[1]

@@ -140,6 +140,8 @@ def _fused_total(
     return objective.total(terms, counts), terms
 
 
+# As in `fused`: else each call outside of `jit` would compile its scan.
+@partial(jax.jit, static_argnums=0, inline=True)
 def _forward(
     head: Head, objective, hidden, kernel, bias, labels, weights, segment_ids, counts
 ):

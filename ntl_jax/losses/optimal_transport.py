@@ -1,5 +1,7 @@
 """The cost of turning the predicted numbers into any target, under any cost matrix."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -215,6 +217,9 @@ def entropic_cost(
     return jnp.sum(q * f, axis=-1) + jnp.sum(t * g, axis=-1) - blur * excess
 
 
+# A loop over functions that a call makes is compiled anew by each call outside of
+# `jit`, and what was compiled is kept: hence one of its own.
+@partial(jax.jit, static_argnames="iterations", inline=True)
 def _potentials(
     log_q: Float32[Array, "*B K"],
     log_t: Float32[Array, "*B K"],

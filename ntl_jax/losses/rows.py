@@ -12,6 +12,8 @@ _AT_ONCE = 512
 
 _FAR = jnp.iinfo(jnp.int32).max // 2  # stands for a position beyond the row
 
+_Pair = tuple[Array, Array]
+
 
 def row_index(like: Array) -> Int32[Array, "*B T"]:
     """The index of each position along its row."""
@@ -72,7 +74,7 @@ def around(marks: Array) -> tuple[Array, Array]:
     return _reduce_both(
         (_seen(marks, -1), _seen(after, _FAR, after=True)),
         (-1, _FAR),
-        lambda a, b: (jnp.maximum(a[0], b[0]), jnp.minimum(a[1], b[1])),
+        _highest_and_lowest,
     )
 
 
@@ -102,7 +104,7 @@ def count_since(begins: Array, mask: Array) -> Array:
             _seen(jnp.where(begins, row_index(mask), 0), 0),
         ),
         (0, 0),
-        lambda a, b: (a[0] + b[0], jnp.maximum(a[1], b[1])),
+        _sum_and_highest,
     )
     before = count - mask.astype(jnp.int32)
     return count - jnp.take_along_axis(before, begin, axis=-1, mode="clip")
@@ -111,9 +113,21 @@ def count_since(begins: Array, mask: Array) -> Array:
 def _reduce_both(
     operands: tuple[Array, Array], initial: tuple[int, int], combine: Callable
 ) -> tuple[Array, Array]:
-    """Two reductions along the last axis in one, which on a GPU is a kernel."""
+    """Two reductions along the last axis in one, which on a GPU is a kernel.
+
+    ``combine`` must be one function for good: outside of ``jit`` JAX compiles each new
+    one, and keeps what it compiled.
+    """
     start = tuple(jnp.int32(value) for value in initial)
     return jax.lax.reduce(operands, start, combine, (operands[0].ndim - 1,))
+
+
+def _highest_and_lowest(a: _Pair, b: _Pair) -> _Pair:
+    return jnp.maximum(a[0], b[0]), jnp.minimum(a[1], b[1])
+
+
+def _sum_and_highest(a: _Pair, b: _Pair) -> _Pair:
+    return a[0] + b[0], jnp.maximum(a[1], b[1])
 
 
 def _seen(x: Array, fill: int, *, after: bool = False) -> Array:
