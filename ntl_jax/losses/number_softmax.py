@@ -76,15 +76,23 @@ def softmax_mean(
 
 
 def _softmax_mean(logits, x):
-    mass = jnp.exp(logits)  # [*B, K]
-    mean = jnp.sum(mass * x, axis=-1) / jnp.sum(mass, axis=-1)
-    return mean, (logits, x, mean)
+    _, _, mean = _mass_and_mean(logits, x)
+    return mean[..., 0], (logits, x)
 
 
 def _softmax_mean_backward(residuals, cotangent):
-    logits, x, mean = residuals
-    q = jax.nn.softmax(logits, axis=-1)  # [*B, K]
-    return q * (x - mean[..., None]) * cotangent[..., None], None
+    # The mean is made anew too. Of one kept from the way forward XLA for CPUs, as of
+    # jaxlib 0.10.2, compiles wrong second derivatives at some shapes.
+    logits, x = residuals
+    mass, total, mean = _mass_and_mean(logits, x)
+    return mass / total * ((x - mean) * cotangent[..., None]), None
+
+
+def _mass_and_mean(logits, x):
+    """exp of the logits [*B, K], its sum [*B, 1], and the mean of x [*B, 1]."""
+    mass = jnp.exp(logits)
+    total = jnp.sum(mass, axis=-1, keepdims=True)
+    return mass, total, jnp.sum(mass * x, axis=-1, keepdims=True) / total
 
 
 softmax_mean.defvjp(_softmax_mean, _softmax_mean_backward)
