@@ -77,11 +77,6 @@ class Projection(Linear):
         return y + self.bias[...].astype(x.dtype)[None, None] if self.biased else y
 
 
-def _gather_inwards(config: GraniteConfig) -> Gather:
-    # Gathered in one piece they end libtpu 0.0.42 in an overflow of its own stack.
-    return gather_inwards(config.remat, on_tpus=False)
-
-
 class Attention(nnx.Module):
     """Causal attention behind a norm, with rotary positions, heads in groups."""
 
@@ -94,9 +89,10 @@ class Attention(nnx.Module):
         self.implementation: Implementation = config.attention
         self.norm = RMSNorm(width, eps=config.rms_norm_eps)
         project = partial(Projection, std=std, bias=bias, rngs=rngs)
-        self.q = project(width, own, gather=_gather_inwards(config))
-        self.k = project(width, shared, gather=_gather_inwards(config))
-        self.v = project(width, shared, gather=_gather_inwards(config))
+        gather = gather_inwards(config.remat)
+        self.q = project(width, own, gather=gather)
+        self.k = project(width, shared, gather=gather)
+        self.v = project(width, shared, gather=gather)
         self.o = project(own, width, gather="inputs")
 
     def project(self, x: Float[Array, "B T D"], rotation: Rotation):
@@ -131,8 +127,9 @@ class FeedForward(nnx.Module):
             Projection, std=config.initializer_range, bias=config.mlp_bias, rngs=rngs
         )
         self.norm = RMSNorm(width, eps=config.rms_norm_eps)
-        self.gate = project(width, inner, gather=_gather_inwards(config))
-        self.up = project(width, inner, gather=_gather_inwards(config))
+        gather = gather_inwards(config.remat)
+        self.gate = project(width, inner, gather=gather)
+        self.up = project(width, inner, gather=gather)
         self.down = project(inner, width, gather="inputs")
 
     def __call__(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], None]:

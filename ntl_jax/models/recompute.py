@@ -21,6 +21,8 @@ Gather = Literal["inputs", "outputs", "outputs on TPUs"] | None
 stream, "inputs" of what projects back. None, and "outputs on TPUs" on other devices:
 left to the partitioner to gather."""
 
+_TPUS_GATHER = jax.__version_info__ >= (0, 12)
+
 _KEPT, _GATHERED = "ntl_jax.kept", "ntl_jax.gathered"
 
 
@@ -29,22 +31,19 @@ def kept(x: Array) -> Array:
     return checkpoint_name(x, _KEPT)
 
 
-def gather_inwards(remat: Remat, *, on_tpus: bool = True) -> Gather:
+def gather_inwards(remat: Remat) -> Gather:
     """The `Gather` of kernels that project from the residual stream.
 
     They are gathered in one piece to be kept. Else it is left to the partitioner, but
     on TPUs: there it sends such a kernel part by part, and adds up products with the
     parts, for each of which all that was added up is read and written again. So there
     they are gathered in one piece too, unless the backward pass recomputes nothing and
-    would keep them.
-
-    Args:
-        remat: the model's.
-        on_tpus: False leaves them to the partitioner on TPUs as well.
+    would keep them. Not before jax 0.12: of programs with dropout such products end its
+    compiler for TPUs, libtpu 0.0.42, in an overflow of its own stack.
     """
     if remat == "gathered":
         return "outputs"
-    return "outputs on TPUs" if remat and on_tpus else None
+    return "outputs on TPUs" if remat and _TPUS_GATHER else None
 
 
 def gathered(kernel: Array, gather: Gather) -> Array:
