@@ -24,8 +24,9 @@ _DIGITS = frozenset("0123456789")
 LOWEST_COVERAGE = 0.5
 _LOW_COVERAGE = {
     "digits": "train with --split-digits or --number-policy numbers,",
-    "places": f"they have places from 10^{SMALLEST_PLACE} to 10^{LARGEST_PLACE} alone; "
-    "take numbers within them, leave out --number-tokens places,",
+    "places": "tokens have places "
+    f"from 10^{SMALLEST_PLACE} to 10^{LARGEST_PLACE} alone; take numbers within them, "
+    "leave out --number-tokens places,",
 }
 
 

@@ -186,20 +186,22 @@ def test_where_layers_are_written_out(
 
 
 @pytest.mark.parametrize(
-    ("platform", "remat", "in_one_piece"),
+    ("platform", "remat", "compiler_can", "in_one_piece"),
     [
-        ("tpu", True, True),
-        ("tpu", "matmuls", True),
-        ("tpu", False, False),
-        ("gpu", True, False),
-        ("gpu", "gathered", True),
+        ("tpu", True, True, True),
+        ("tpu", "matmuls", True, True),
+        ("tpu", False, True, False),
+        ("tpu", True, False, False),
+        ("tpu", "gathered", False, True),
+        ("gpu", True, True, False),
+        ("gpu", "gathered", True, True),
     ],
 )
 def test_where_kernels_are_gathered_in_one_piece(
-    platform, remat, in_one_piece, monkeypatch
+    platform, remat, compiler_can, in_one_piece, monkeypatch
 ):
     monkeypatch.setattr(recompute, "traced_platform", lambda: platform)
-    monkeypatch.setattr(recompute, "_TPUS_GATHER", True)  # as of jax 0.12
+    monkeypatch.setattr(recompute, "_TPUS_GATHER", compiler_can)
     linear = Linear(32, 64, std=1.0, rngs=nnx.Rngs(params=0))
     linear.gather = recompute.gather_inwards(remat)
     with on_mesh(make_mesh(1, 8, 1)):
