@@ -20,6 +20,7 @@ from train.aot import (
 )
 from train.chips import BETWEEN_HOSTS
 from train.config import ConfigError, DataConfig, EvalConfig, MeshConfig, TrainConfig
+from train.presets import load_preset
 from train.program_costs import Costs
 from train.state import abstract_state
 from train.topology import find_devices
@@ -61,6 +62,19 @@ def test_a_step_for_a_slice():
     for part in ("TPU v5 lite", "all-gather", "step, overlapping"):
         assert part in text
     assert step_times(report)["step, overlapping"] > 0
+
+
+@pytest.mark.slow
+def test_t5_3b_fits_a_slice_of_sixteen():
+    needs_libtpu()
+    preset, _ = load_preset("gsm8k-t5-3b")
+    report = compile_ahead(preset, "v5e:4x4")
+    assert report.device == "16 x TPU v5 lite" and report.mesh["fsdp"] == 16
+    assert report.parameters == 2_851_598_336 and report.fits
+    # Parameters and two moments, float32, of a sixteenth, and activations.
+    assert 12 * report.parameters / 16 < report.arguments < 2.1 * 2**30
+    assert report.temporaries < 4 * 2**30
+    assert 60e12 < report.flops < 80e12
 
 
 def needs_cuda_plugin():
