@@ -34,9 +34,7 @@ from ntl_jax.losses import ntl_was_cdf as ntl_was_cdf
 from ntl_jax.losses import ntl_was_cdf_from_stats as ntl_was_cdf_from_stats
 from ntl_jax.losses import ntl_was_from_stats as ntl_was_from_stats
 from ntl_jax.losses import number_level_loss as number_level_loss
-from ntl_jax.losses import (
-    number_level_loss_from_stats as number_level_loss_from_stats,
-)
+from ntl_jax.losses import number_level_loss_from_stats as number_level_loss_from_stats
 from ntl_jax.losses import number_spans as number_spans
 from ntl_jax.losses import objective_from_hidden as objective_from_hidden
 from ntl_jax.losses import place_weights as place_weights
@@ -47,4 +45,4 @@ from ntl_jax.losses import stats_from_hidden as stats_from_hidden
 from ntl_jax.losses import stats_from_logits as stats_from_logits
 from ntl_jax.losses import weighted_mean as weighted_mean
 from ntl_jax.losses import weighted_sum_and_count as weighted_sum_and_count
-from ntl_jax.number_vocab import NumberVocab as NumberVocab
+from ntl_jax.numbers.vocab import NumberVocab as NumberVocab

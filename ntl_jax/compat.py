@@ -41,14 +41,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from ntl_jax.losses.checks import check_floating, check_integers, check_is_array
 from ntl_jax.losses.distances import squashed
 from ntl_jax.losses.dot_product import Penalty, ntl_dot_product
 from ntl_jax.losses.dot_product import squared as squared_penalty
 from ntl_jax.losses.number_level import number_level_loss
-from ntl_jax.losses.positions import check_floating, check_integers, check_is_array
 from ntl_jax.losses.predict_numbers import predict_numbers
 from ntl_jax.losses.wasserstein import ntl_was
-from ntl_jax.number_vocab import NumberVocab, vocab_of
+from ntl_jax.numbers.vocab import NumberVocab, vocab_of
 
 Array = jax.Array | np.ndarray
 _REDUCTIONS = {"mean": "mean", "sum": "sum", "none": None}

@@ -10,8 +10,8 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from ntl_jax import number_grammar
-from ntl_jax.number_grammar import clean_numbers, find_numbers, last_number
+from ntl_jax.numbers import grammar as number_grammar
+from ntl_jax.numbers.grammar import clean_numbers, find_numbers, last_number
 from tests.number_cases import CASES, DEBATABLE, FRACTION_CASES
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from ntl_jax import NumberVocab
 from ntl_jax.compat import NTLoss
-from ntl_jax.number_vocab import POLICIES
+from ntl_jax.numbers.vocab import POLICIES
 from tests.parity.loss_cases import Vocabulary
 
 TOKENS = ["1", "▁1", "Ġ1", " 1", "٣", "1_000", "12", "0.5", ".5", "5.", "+3", "-3"]

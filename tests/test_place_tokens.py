@@ -3,7 +3,7 @@
 import numpy as np
 
 from ntl_jax import NumberVocab
-from ntl_jax.place_tokens import (
+from ntl_jax.numbers.place_tokens import (
     place_tokens,
     place_values,
     read_place_digit,

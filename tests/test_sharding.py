@@ -9,20 +9,17 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ntl_jax.by_device import row_by_row
 from ntl_jax.models import T5Config, init_params
-from ntl_jax.sharding import (
+from ntl_jax.sharding.constrain import column_parts, keep_cut, keep_heads, spread_rows
+from ntl_jax.sharding.mesh import (
     batch_sharding,
-    column_parts,
-    keep_cut,
-    keep_heads,
     make_mesh,
     mesh_of,
     on_mesh,
-    param_shardings,
-    spread_rows,
     width_parts,
 )
+from ntl_jax.sharding.rules import param_shardings
+from ntl_jax.sharding.spmd import row_by_row
 from tests.train.helpers import tiny_batch, tiny_task
 from train.state import init_state
 from train.step import loss_and_grads

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ntl_jax import NumberVocab
-from ntl_jax.token_kinds import Kind, bare, ids_of_kind, kind_of, kinds_of
+from ntl_jax.numbers.token_kinds import Kind, bare, ids_of_kind, kind_of, kinds_of
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from ntl_jax.value_scales import ValueScale
+from ntl_jax.numbers.value_scales import ValueScale
 
 FINITE = st.floats(-1e30, 1e30)
 

@@ -25,24 +25,31 @@ import tyro
 from absl import flags
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from train.aot import MORE_ROOM, compile_ahead, render
-from train.compare import run_comparison
+from train.aot.compile import MORE_ROOM, compile_ahead, render
+from train.aot.topology import first_line
+from train.checkpointing.resume import check_same_flags
+from train.checkpointing.rundir import CONFIG_FILE, resolve_run_dir
+from train.checkpointing.storage import (
+    AnyPath,
+    any_path,
+    is_remote,
+    local_path,
+    reaching,
+)
 from train.config import ConfigError, TrainConfig
+from train.config.presets import load_preset, preset_names
+from train.config.validate import validate_data
 from train.data import DataError
-from train.describe import describe
-from train.hosts import from_first, is_coordinator, join, leave, part_together
+from train.evaluation.evaluate_run import evaluate
+from train.evaluation.predict import export, predict
 from train.loop import RunInterruptedError, brief, run
-from train.predict import export, predict
-from train.presets import load_preset, preset_names
+from train.multihost.hosts import from_first, is_coordinator, join, leave, part_together
+from train.multihost.watchdog import Progress, Watchdog
 from train.pretrained import adopt_checkpoint
-from train.progress import NonFiniteError
-from train.reevaluate import evaluate
-from train.report import report, scores_of_run
-from train.rundir import CONFIG_FILE, check_same_flags, resolve_run_dir
-from train.storage import AnyPath, any_path, is_remote, local_path, reaching
-from train.topology import first_line
-from train.validate import validate_data
-from train.watchdog import Progress, Watchdog
+from train.reporting.compare import run_comparison
+from train.reporting.describe import describe
+from train.reporting.progress import NonFiniteError
+from train.reporting.report import report, scores_of_run
 
 EXPECTED = (ConfigError, DataError, NonFiniteError)
 """Errors whose message is for the user; any other is a bug and keeps its traceback."""

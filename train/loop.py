@@ -10,14 +10,38 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ntl_jax.models import AnyConfig, count_parameters
-from ntl_jax.sharding import batch_sharding, make_mesh
-from ntl_jax.value_scales import ValueScale
-from train.checkpoint import Checkpointer
-from train.checkpoint_folder import has_checkpoint
-from train.config import ConfigError, TrainConfig, mesh_shape
+from ntl_jax.numbers.value_scales import ValueScale
+from ntl_jax.sharding.mesh import batch_sharding, make_mesh
+from train.checkpointing.checkpointer import Checkpointer
+from train.checkpointing.folder import has_checkpoint
+from train.checkpointing.resume import check_same_run
+from train.checkpointing.rundir import (
+    CONFIG_FILE,
+    config_dict,
+    read_config,
+    value_scale_of,
+    write_config,
+)
+from train.checkpointing.storage import AnyPath, make_folder, reaching
+from train.config import ConfigError, TrainConfig, mesh_shape, validate
 from train.data import train_batches
-from train.evaluate import Evaluator, SetResult, write_predictions
-from train.hosts import (
+from train.data.inputs import (
+    Inputs,
+    layout,
+    load_inputs,
+    open_tokenizer,
+    tokenizer_name,
+)
+from train.data.number_tokens import make_vocab
+from train.evaluation.evaluator import Evaluator, SetResult, write_predictions
+from train.heads.families import (
+    model_dict,
+    model_of_dict,
+    run_as,
+    with_head,
+    with_tokenizer,
+)
+from train.multihost.hosts import (
     check_everywhere,
     from_first,
     is_coordinator,
@@ -25,25 +49,10 @@ from train.hosts import (
     place,
     several,
 )
-from train.inputs import Inputs, layout, load_inputs, open_tokenizer, tokenizer_name
-from train.model import (
-    model_dict,
-    model_of_dict,
-    run_as,
-    with_head,
-    with_tokenizer,
-)
-from train.number_tokens import make_vocab
+from train.multihost.watchdog import Progress, unwatched
 from train.pretrained import check_model, fit_vocabulary, pretrained_params
-from train.progress import CompileTimes, IntervalLog, StepProfile, StopSignal
-from train.rundir import (
-    CONFIG_FILE,
-    check_same_run,
-    config_dict,
-    read_config,
-    value_scale_of,
-    write_config,
-)
+from train.reporting.metrics_writer import MetricWriter
+from train.reporting.progress import CompileTimes, IntervalLog, StepProfile, StopSignal
 from train.state import (
     Task,
     TrainState,
@@ -53,9 +62,6 @@ from train.state import (
     make_task,
 )
 from train.step import compile_train_step
-from train.storage import AnyPath, make_folder, reaching
-from train.watchdog import Progress, unwatched
-from train.writer import MetricWriter
 
 logger = logging.getLogger("train")
 
@@ -97,7 +103,7 @@ def run(
         RunInterruptedError: a signal stopped it; `--resume` continues.
     """
     # ------------------------------------------------------------ devices and mesh
-    config.validate(jax.device_count())
+    validate(config, jax.device_count())
     sizes = mesh_shape(config.mesh, jax.device_count())
     mesh = make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"])
 

@@ -9,9 +9,16 @@ from jaxtyping import Array, Float32, Int
 
 from ntl_jax.losses import Term, objective_from_hidden, stats_from_logits
 from ntl_jax.models import AnyConfig, GraniteConfig, Params
-from ntl_jax.sharding import data_shards, on_mesh, param_shardings, split_rows
-from train.model import answer_hidden, answer_labels, label_segments
-from train.number_answers import NumberModel, answer_counts, answer_terms, total_loss
+from ntl_jax.sharding.constrain import split_rows
+from ntl_jax.sharding.mesh import data_shards, on_mesh
+from ntl_jax.sharding.rules import param_shardings
+from train.heads.families import answer_hidden, answer_labels, label_segments
+from train.heads.number_answers import (
+    NumberModel,
+    answer_counts,
+    answer_terms,
+    total_loss,
+)
 from train.state import Task
 
 Batch = dict[str, jax.Array]

@@ -17,7 +17,7 @@ from ntl_jax.models import (
     regression_from_t5,
 )
 from train.config import ConfigError, TrainConfig
-from train.model import DROPOUT_RATES
+from train.heads.families import DROPOUT_RATES
 from train.state import Params, Task, state_shardings
 
 logger = logging.getLogger("train")

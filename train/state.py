@@ -11,9 +11,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ntl_jax.losses import Objective
 from ntl_jax.models import AnyConfig, T5Config, init_params
-from ntl_jax.number_vocab import NumberVocab
-from ntl_jax.sharding import param_shardings, reduced_sharding
-from ntl_jax.value_scales import ValueScale
+from ntl_jax.numbers.value_scales import ValueScale
+from ntl_jax.numbers.vocab import NumberVocab
+from ntl_jax.sharding.rules import param_shardings, reduced_sharding
 from train.config import ConfigError, TrainConfig
 from train.optimizer import make_optimizer, make_plateau
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import optax
 
 from ntl_jax.losses import Objective, Term, stats_from_hidden, stats_from_logits
-from ntl_jax.sharding import data_shards, on_mesh
+from ntl_jax.sharding.mesh import data_shards, on_mesh
+from train.heads.families import answer_hidden
+from train.heads.number_answers import NumberModel, answer_terms
 from train.loss import TILE_TOKENS, Batch, loss_and_grads
-from train.model import answer_hidden
-from train.number_answers import NumberModel, answer_terms
 from train.optimizer import learning_rate_schedule
 from train.state import Params, Task, TrainState, state_shardings
 

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntl_jax import losses
-from ntl_jax.losses import distances, rivals
-from ntl_jax.number_vocab import NumberVocab
+from ntl_jax.losses import baselines as rivals
+from ntl_jax.losses import distances
+from ntl_jax.numbers.vocab import NumberVocab
 
 DIGITS = 10
 LABEL = 4

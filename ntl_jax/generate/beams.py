@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32, PyTree
 
-from ntl_jax.by_device import row_by_row
 from ntl_jax.generate.decoder import Decoder
 from ntl_jax.generate.ending import Ending
 from ntl_jax.generate.top_k import top_k
+from ntl_jax.sharding.spmd import row_by_row
 
 EarlyStopping = bool | Literal["never"]
 _WORST = -1e9

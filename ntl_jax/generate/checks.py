@@ -8,7 +8,7 @@ import numpy as np
 from jax.core import Tracer
 
 from ntl_jax.generate.number_choice import RULES
-from ntl_jax.losses.positions import check_vocab
+from ntl_jax.losses.checks import check_vocab
 from ntl_jax.models import T5Config
 
 

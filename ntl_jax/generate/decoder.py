@@ -8,18 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int, Int32, PyTree
 
 from ntl_jax.generate.layout import gathering_nothing, lay_out_for_decoding
-from ntl_jax.models import (
-    NumformerConfig,
-    Params,
-    T5RegressionConfig,
-    XvalConfig,
-    bind,
-)
+from ntl_jax.kernels.einsum import einsum_float32
+from ntl_jax.models import NumformerConfig, Params, T5RegressionConfig, XvalConfig, bind
 from ntl_jax.models.attention import Cache
-from ntl_jax.models.layers import einsum_float32
-from ntl_jax.models.t5 import T5, Mask
-from ntl_jax.models.t5_decoding import T5Steps
-from ntl_jax.sharding import keep_heads, keep_rows
+from ntl_jax.models.t5.decoding import T5Steps
+from ntl_jax.models.t5.model import T5, Mask
+from ntl_jax.sharding.constrain import keep_heads, keep_rows
 
 # Leaves that every model casts to its dtype before it uses them; not the tables, which
 # some read in float32, nor the routers.

@@ -22,10 +22,10 @@ from ntl_jax.generate.programs import (
     by_likelihood,
     divisors_of,
 )
-from ntl_jax.losses.positions import check_vocab
+from ntl_jax.losses.checks import check_vocab
 from ntl_jax.models import Params
-from ntl_jax.number_vocab import NumberVocab
-from ntl_jax.sharding import mesh_of
+from ntl_jax.numbers.vocab import NumberVocab
+from ntl_jax.sharding.mesh import mesh_of
 
 
 class Generation(NamedTuple):

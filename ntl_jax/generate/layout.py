@@ -7,8 +7,8 @@ import jax
 from flax import nnx
 
 from ntl_jax.models.layers import Affine, Linear
-from ntl_jax.partition_rules import OUTPUTS, OUTPUTS_IN_DECODING, RULES
-from ntl_jax.sharding import known_mesh
+from ntl_jax.sharding.mesh import known_mesh
+from ntl_jax.sharding.rules import OUTPUTS, OUTPUTS_IN_DECODING, RULES
 
 M = TypeVar("M", bound=nnx.Module)
 

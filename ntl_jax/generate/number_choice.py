@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int
 
 from ntl_jax.losses.predict_numbers import expected_value
-from ntl_jax.number_vocab import NumberVocab
+from ntl_jax.numbers.vocab import NumberVocab
 
 Rule = Literal["argmax", "expected", "median"]
 RULES = ("argmax", "expected", "median")

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int
 
 from ntl_jax.generate.decoder import Mask, compute_params
+from ntl_jax.kernels.einsum import einsum_float32
 from ntl_jax.models import Params, bind, shift_right
-from ntl_jax.models.layers import einsum_float32
-from ntl_jax.models.t5 import T5
-from ntl_jax.number_vocab import NumberVocab
-from ntl_jax.sharding import mesh_of, on_mesh
+from ntl_jax.models.t5.model import T5
+from ntl_jax.numbers.vocab import NumberVocab
+from ntl_jax.sharding.mesh import mesh_of, on_mesh
 
 
 def number_distributions(

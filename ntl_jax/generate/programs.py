@@ -15,15 +15,15 @@ from ntl_jax.generate.checks import (
     check_sampling,
     check_source,
 )
+from ntl_jax.generate.decode_loop import one_by_one
 from ntl_jax.generate.decoder import Decoder, Mask
 from ntl_jax.generate.ending import Ending
 from ntl_jax.generate.number_choice import Rule, likeliest
-from ntl_jax.generate.one_by_one import one_by_one
 from ntl_jax.generate.warpers import restrict
+from ntl_jax.kernels.dropout import RowOffset
 from ntl_jax.models import Params
-from ntl_jax.models.dropout import RowOffset
-from ntl_jax.number_vocab import NumberVocab
-from ntl_jax.sharding import mesh_of, on_mesh
+from ntl_jax.numbers.vocab import NumberVocab
+from ntl_jax.sharding.mesh import mesh_of, on_mesh
 
 Number = float | Float[Array, ""]
 Answers = tuple[Int32[Array, "B T"], Float32[Array, "B"]]

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from ntl_jax.by_device import row_by_row
-from ntl_jax.sharding import column_parts, keep_rows
+from ntl_jax.sharding.constrain import column_parts, keep_rows
+from ntl_jax.sharding.spmd import row_by_row
 
 _BLOCK = 64  # columns
 _WIDE = 4096  # columns from which blocks are worth it

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from ntl_jax.generate.top_k import top_k as largest
-from ntl_jax.sharding import spread_rows
+from ntl_jax.sharding.constrain import spread_rows
 
 
 def restrict(

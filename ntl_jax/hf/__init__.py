@@ -18,14 +18,10 @@ import numpy as np
 
 from ntl_jax.hf import gpt2, granite, regression_transformer, t5, t5_regression
 from ntl_jax.hf.blocks import StoredTensor
-from ntl_jax.hf.files import (
-    open_tensors,
-    read_json,
-    resolve_folder,
-    write_safetensors,
-)
-from ntl_jax.hf.mapping import CheckpointError as CheckpointError
-from ntl_jax.hf.mapping import NewTokens, Tree, read_params, write_tensors
+from ntl_jax.hf.files import open_tensors, read_json, resolve_folder, write_safetensors
+from ntl_jax.hf.mapping import read_params, write_tensors
+from ntl_jax.hf.rules import CheckpointError as CheckpointError
+from ntl_jax.hf.rules import NewTokens, Tree
 from ntl_jax.models import (
     Config,
     GPT2Config,

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 if TYPE_CHECKING:
-    from ntl_jax.hf.mapping import Rule
+    from ntl_jax.hf.rules import Rule
 
 Spans = tuple[slice, ...]
 

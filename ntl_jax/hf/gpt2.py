@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ntl_jax.hf.blocks import StoredTensor
-from ntl_jax.hf.mapping import Rule, Table
-from ntl_jax.models.gpt2_config import GPT2Config
+from ntl_jax.hf.rules import Rule, Table
+from ntl_jax.models.gpt2.config import GPT2Config
 
 _PREFIX = "transformer."
 _TABLE, _HEAD = f"{_PREFIX}wte.weight", "lm_head.weight"

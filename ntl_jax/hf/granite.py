@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ntl_jax.hf.blocks import StoredTensor
-from ntl_jax.hf.mapping import Rule, Table
-from ntl_jax.models.granite_config import GraniteConfig
+from ntl_jax.hf.rules import Rule, Table
+from ntl_jax.models.granite.config import GraniteConfig
 
 _PREFIX = "model."
 _TABLE, _HEAD = f"{_PREFIX}embed_tokens.weight", "lm_head.weight"

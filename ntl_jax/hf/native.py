@@ -18,7 +18,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from ntl_jax.hf.files import read_json
-from ntl_jax.hf.mapping import CheckpointError, Tree, flatten
+from ntl_jax.hf.mapping import flatten
+from ntl_jax.hf.rules import CheckpointError, Tree
 from ntl_jax.models import Config, Params, init_params
 
 _CONFIG, _PARAMS = "config.json", "params"

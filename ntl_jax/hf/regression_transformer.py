@@ -12,7 +12,7 @@ import numpy as np
 from ntl_jax.hf import t5
 from ntl_jax.hf.t5 import table as table
 from ntl_jax.hf.t5 import written_copies as written_copies
-from ntl_jax.models.regression_transformer import RegressionTransformerConfig
+from ntl_jax.models.baselines.regression_transformer import RegressionTransformerConfig
 
 MODEL_TYPE = "t5-regression-transformer"
 _OURS = ("first_number_id", "number_formula", "number_scale")

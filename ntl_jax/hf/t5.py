@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from ntl_jax.hf.blocks import StoredTensor
-from ntl_jax.hf.mapping import Rule, Table, same_values
-from ntl_jax.models.t5_config import T5Config
+from ntl_jax.hf.mapping import same_values
+from ntl_jax.hf.rules import Rule, Table
+from ntl_jax.models.t5.config import T5Config
 
 _BLOCK = "{stack}.block.{{}}.layer.{place}."
 _SHARED, _HEAD = "shared.weight", "lm_head.weight"

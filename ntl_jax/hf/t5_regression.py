@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ntl_jax.hf import t5
-from ntl_jax.hf.mapping import Rule, Table
-from ntl_jax.models.t5_regression import T5RegressionConfig
+from ntl_jax.hf.rules import Rule, Table
+from ntl_jax.models.baselines.t5_regression import T5RegressionConfig
 
 ARCHITECTURE = "T5ForSequenceClassification"
 _BODY, _HEAD = "transformer.", "classification_head."

@@ -29,15 +29,15 @@ shifts first, with `shift_labels`.
 To combine several at the cost of one softmax, read `NumberStats` off the logits once
 and give them to an `Objective`.
 
-Losses that compete with these, from other papers, are in `ntl_jax.losses.rivals`.
+Losses that compete with these, from other papers, are in `ntl_jax.losses.baselines`.
 """
 
 from ntl_jax.losses import distances as distances
-from ntl_jax.losses.causal import shift_labels as shift_labels
 from ntl_jax.losses.cross_entropy import cross_entropy as cross_entropy
 from ntl_jax.losses.cross_entropy import (
     cross_entropy_from_stats as cross_entropy_from_stats,
 )
+from ntl_jax.losses.digit_weights import place_weights as place_weights
 from ntl_jax.losses.dot_product import ntl_dot_product as ntl_dot_product
 from ntl_jax.losses.dot_product import (
     ntl_dot_product_from_stats as ntl_dot_product_from_stats,
@@ -48,10 +48,10 @@ from ntl_jax.losses.dot_product import ntl_mae as ntl_mae
 from ntl_jax.losses.dot_product import ntl_mae_from_stats as ntl_mae_from_stats
 from ntl_jax.losses.dot_product import ntl_mse as ntl_mse
 from ntl_jax.losses.dot_product import ntl_mse_from_stats as ntl_mse_from_stats
-from ntl_jax.losses.fused import stats_from_hidden as stats_from_hidden
-from ntl_jax.losses.fused_objective import (
+from ntl_jax.losses.fused.objective import (
     objective_from_hidden as objective_from_hidden,
 )
+from ntl_jax.losses.fused.stats import stats_from_hidden as stats_from_hidden
 from ntl_jax.losses.gaussian import gaussian_cross_entropy as gaussian_cross_entropy
 from ntl_jax.losses.gaussian import (
     gaussian_cross_entropy_from_stats as gaussian_cross_entropy_from_stats,
@@ -68,7 +68,6 @@ from ntl_jax.losses.optimal_transport import (
 from ntl_jax.losses.optimal_transport import (
     ntl_optimal_transport_from_stats as ntl_optimal_transport_from_stats,
 )
-from ntl_jax.losses.place_weights import place_weights as place_weights
 from ntl_jax.losses.predict_numbers import predict_numbers as predict_numbers
 from ntl_jax.losses.predict_numbers import (
     predict_numbers_from_stats as predict_numbers_from_stats,
@@ -80,6 +79,7 @@ from ntl_jax.losses.spans import NumberSpans as NumberSpans
 from ntl_jax.losses.spans import number_spans as number_spans
 from ntl_jax.losses.stats import NumberStats as NumberStats
 from ntl_jax.losses.stats import stats_from_logits as stats_from_logits
+from ntl_jax.losses.targets import shift_labels as shift_labels
 from ntl_jax.losses.wasserstein import ntl_was as ntl_was
 from ntl_jax.losses.wasserstein import ntl_was_cdf as ntl_was_cdf
 from ntl_jax.losses.wasserstein import ntl_was_cdf_from_stats as ntl_was_cdf_from_stats

@@ -5,11 +5,12 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
-from ntl_jax.losses.explicit_axes import takes_explicit_axes
-from ntl_jax.losses.positions import check_labels, token_weights
+from ntl_jax.losses.checks import check_labels
 from ntl_jax.losses.reduction import Reduction, reduce_tokens
 from ntl_jax.losses.stats import NumberStats, check_stats, stats_without_numbers
-from ntl_jax.number_vocab import NumberVocab
+from ntl_jax.losses.targets import token_weights
+from ntl_jax.numbers.vocab import NumberVocab
+from ntl_jax.sharding.auto_axes import takes_explicit_axes
 
 _LARGEST_LSE = 1e15  # its square, times any vocabulary, is a finite float32
 

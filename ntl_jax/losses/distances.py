@@ -10,9 +10,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Float32
 
-from ntl_jax.losses.positions import check_floating
-from ntl_jax.losses.scalars import Scalar, scalar
-from ntl_jax.number_vocab import NumberVocab
+from ntl_jax.losses.checks import Scalar, check_floating, scalar
+from ntl_jax.numbers.vocab import NumberVocab
 
 
 def euclidean(vocab: NumberVocab) -> Float32[Array, "K K"]:

@@ -7,16 +7,15 @@ from functools import partial
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
-from ntl_jax.losses.explicit_axes import takes_explicit_axes
-from ntl_jax.losses.magnitude import magnitude
-from ntl_jax.losses.number_softmax import Support, finish, number_probabilities
+from ntl_jax.losses.checks import scalar
 from ntl_jax.losses.on_logits import on_logits
-from ntl_jax.losses.positions import number_targets
 from ntl_jax.losses.predict_numbers import expected_value
 from ntl_jax.losses.reduction import Reduction
-from ntl_jax.losses.scalars import scalar
+from ntl_jax.losses.softmax import Support, finish, magnitude, number_probabilities
 from ntl_jax.losses.stats import NumberStats
-from ntl_jax.number_vocab import NumberVocab
+from ntl_jax.losses.targets import number_targets
+from ntl_jax.numbers.vocab import NumberVocab
+from ntl_jax.sharding.auto_axes import takes_explicit_axes
 
 Penalty = Callable[[Array, Array], Array]
 

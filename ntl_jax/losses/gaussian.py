@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
-from ntl_jax.losses.explicit_axes import takes_explicit_axes
+from ntl_jax.losses.checks import scalar
 from ntl_jax.losses.on_logits import on_logits
-from ntl_jax.losses.positions import NumberTargets, number_targets, token_weights
 from ntl_jax.losses.reduction import Reduction
-from ntl_jax.losses.scalars import scalar
 from ntl_jax.losses.stats import NumberStats, check_stats
-from ntl_jax.number_vocab import NumberVocab
+from ntl_jax.losses.targets import NumberTargets, number_targets, token_weights
+from ntl_jax.numbers.vocab import NumberVocab
+from ntl_jax.sharding.auto_axes import takes_explicit_axes
 
 GaussianForm = Literal["normalised", "density", "doubled"]
 

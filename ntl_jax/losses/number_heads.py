@@ -8,9 +8,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
+from ntl_jax.losses.checks import check_floating
 from ntl_jax.losses.cross_entropy import cross_entropy
-from ntl_jax.losses.positions import check_floating, label_is, token_weights
 from ntl_jax.losses.reduction import Term, weighted_sum_and_count
+from ntl_jax.losses.targets import label_is, token_weights
 
 
 class XvalTerms(NamedTuple):

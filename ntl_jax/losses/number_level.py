@@ -6,23 +6,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int
 
-from ntl_jax.losses.digit_tokens import check_digits, negative_power_of_ten
-from ntl_jax.losses.explicit_axes import takes_explicit_axes
-from ntl_jax.losses.magnitude import magnitude
-from ntl_jax.losses.number_softmax import (
+from ntl_jax.losses.checks import check_digits, negative_power_of_ten
+from ntl_jax.losses.on_logits import on_logits
+from ntl_jax.losses.reduction import Reduction
+from ntl_jax.losses.row_scans import row_index, shift
+from ntl_jax.losses.softmax import (
     finish,
     less_the_largest,
     logits_of_numbers,
+    magnitude,
     softmax_mean,
 )
-from ntl_jax.losses.on_logits import on_logits
-from ntl_jax.losses.positions import NumberTargets, number_targets, token_weights
-from ntl_jax.losses.reduction import Reduction
-from ntl_jax.losses.rows import row_index, shift
-from ntl_jax.losses.run_sums import from_first, run_sums
+from ntl_jax.losses.span_sums import from_first, run_sums
 from ntl_jax.losses.spans import NumberSpans, number_spans
 from ntl_jax.losses.stats import NumberStats
-from ntl_jax.number_vocab import NumberVocab
+from ntl_jax.losses.targets import NumberTargets, number_targets, token_weights
+from ntl_jax.numbers.vocab import NumberVocab
+from ntl_jax.sharding.auto_axes import takes_explicit_axes
 
 Mode = Literal["decimal", "ntloss"]
 

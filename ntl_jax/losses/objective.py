@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int
 
-from ntl_jax.losses.explicit_axes import takes_explicit_axes
-from ntl_jax.losses.number_softmax import Support
-from ntl_jax.losses.objective_terms import BY_PLACE, OVER_ALL, TERMS, stats_of_nothing
-from ntl_jax.losses.place_weights import place_weights
-from ntl_jax.losses.positions import check_segments, check_vocab, token_weights
+from ntl_jax.losses.checks import check_segments, check_vocab, scalar
+from ntl_jax.losses.digit_weights import place_weights
 from ntl_jax.losses.reduction import Term, sum_each
-from ntl_jax.losses.scalars import scalar
+from ntl_jax.losses.softmax import Support
 from ntl_jax.losses.stats import NumberStats, check_stats
-from ntl_jax.number_vocab import NumberVocab
+from ntl_jax.losses.targets import token_weights
+from ntl_jax.losses.terms import BY_PLACE, OVER_ALL, TERMS, stats_of_nothing
+from ntl_jax.numbers.vocab import NumberVocab
+from ntl_jax.sharding.auto_axes import takes_explicit_axes
 
 _TERMS = tuple(TERMS)
 _PARAMETERS = ("sigma", "squash", "distance", "huber_delta", "tau", "place_base")

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from jaxtyping import Array, Bool, Float, Float32, Int
 
-from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.reduction import Reduction, reduce_tokens
 from ntl_jax.losses.stats import stats_from_logits, stats_of_numbers
-from ntl_jax.number_vocab import NumberVocab
+from ntl_jax.numbers.vocab import NumberVocab
+from ntl_jax.sharding.auto_axes import takes_explicit_axes
 
 
 @takes_explicit_axes

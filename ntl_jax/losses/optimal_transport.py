@@ -9,16 +9,16 @@ from jax.core import Tracer
 from jax.nn import logsumexp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
+from ntl_jax.losses.checks import Scalar, scalar
 from ntl_jax.losses.distances import check_costs, euclidean
-from ntl_jax.losses.explicit_axes import takes_explicit_axes
-from ntl_jax.losses.number_softmax import Support, finish, number_probabilities
 from ntl_jax.losses.on_logits import on_logits
-from ntl_jax.losses.positions import number_targets
 from ntl_jax.losses.reduction import Reduction
-from ntl_jax.losses.scalars import Scalar, scalar
+from ntl_jax.losses.softmax import Support, finish, number_probabilities
 from ntl_jax.losses.stats import MASKED_LOGIT, NumberStats
+from ntl_jax.losses.targets import number_targets
 from ntl_jax.losses.wasserstein import target_distribution
-from ntl_jax.number_vocab import NumberVocab
+from ntl_jax.numbers.vocab import NumberVocab
+from ntl_jax.sharding.auto_axes import takes_explicit_axes
 
 _RELAXATION = 1.5  # at 1.7 some values were 2% of the largest cost off for a while
 

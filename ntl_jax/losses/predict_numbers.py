@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
-from ntl_jax.losses.explicit_axes import takes_explicit_axes
 from ntl_jax.losses.stats import NumberStats, stats_from_logits
-from ntl_jax.number_vocab import NumberVocab
+from ntl_jax.numbers.vocab import NumberVocab
+from ntl_jax.sharding.auto_axes import takes_explicit_axes
 
 
 @takes_explicit_axes

@@ -6,15 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Int32
 
-from ntl_jax.losses.explicit_axes import takes_explicit_axes
-from ntl_jax.losses.positions import (
-    check_is_array,
-    check_segments,
-    check_vocab,
-    label_is,
-    safe_labels,
-)
-from ntl_jax.losses.rows import (
+from ntl_jax.losses.checks import check_is_array, check_segments, check_vocab
+from ntl_jax.losses.row_scans import (
     around,
     at_or_after,
     at_or_before,
@@ -23,8 +16,10 @@ from ntl_jax.losses.rows import (
     running_count,
     shift,
 )
-from ntl_jax.number_vocab import NumberVocab
-from ntl_jax.token_kinds import Kind
+from ntl_jax.losses.targets import label_is, safe_labels
+from ntl_jax.numbers.token_kinds import Kind
+from ntl_jax.numbers.vocab import NumberVocab
+from ntl_jax.sharding.auto_axes import takes_explicit_axes
 
 Points = Literal["never", "one", "between", "always"]
 

@@ -11,12 +11,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int
 
-from ntl_jax.losses.column_passes import AxisName, read_pass, write_pass
-from ntl_jax.losses.columns import MASKED_LOGIT as MASKED_LOGIT
-from ntl_jax.losses.columns import ColumnCotangents, numbers_of_columns, to_columns
-from ntl_jax.losses.explicit_axes import takes_explicit_axes
-from ntl_jax.losses.positions import check_labels, check_vocab, safe_labels
-from ntl_jax.number_vocab import NumberVocab
+from ntl_jax.kernels.logit_stats.dispatch import AxisName, read_pass, write_pass
+from ntl_jax.kernels.logit_stats.reference import MASKED_LOGIT as MASKED_LOGIT
+from ntl_jax.kernels.logit_stats.reference import (
+    ColumnCotangents,
+    numbers_of_columns,
+    to_columns,
+)
+from ntl_jax.losses.checks import check_labels, check_vocab
+from ntl_jax.losses.targets import safe_labels
+from ntl_jax.numbers.vocab import NumberVocab
+from ntl_jax.sharding.auto_axes import takes_explicit_axes
 
 
 class NumberStats(NamedTuple):

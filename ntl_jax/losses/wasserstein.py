@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int
 
+from ntl_jax.losses.checks import check_floating
 from ntl_jax.losses.distances import check_costs
-from ntl_jax.losses.explicit_axes import takes_explicit_axes
-from ntl_jax.losses.magnitude import magnitude
-from ntl_jax.losses.number_softmax import Support, finish, number_probabilities
 from ntl_jax.losses.on_logits import on_logits
-from ntl_jax.losses.positions import NumberTargets, check_floating, number_targets
 from ntl_jax.losses.reduction import Reduction
+from ntl_jax.losses.softmax import Support, finish, magnitude, number_probabilities
 from ntl_jax.losses.stats import NumberStats
-from ntl_jax.number_vocab import NumberVocab
+from ntl_jax.losses.targets import NumberTargets, number_targets
+from ntl_jax.numbers.vocab import NumberVocab
+from ntl_jax.sharding.auto_axes import takes_explicit_axes
 
 # Up to here one small matrix product, whatever the order of the values, is cheaper than
 # to sort the columns and to scan them.

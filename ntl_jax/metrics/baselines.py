@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ntl_jax.metrics.numeric import Scores, pair_scores
 from ntl_jax.metrics.pairs import NumberPairs, mean_of, read_labels
-from ntl_jax.number_grammar import Exact
+from ntl_jax.numbers.grammar import Exact
 
 
 class Baseline(NamedTuple):

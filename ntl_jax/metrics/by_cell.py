@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ntl_jax.metrics.pairs import NumberPairs
-from ntl_jax.number_grammar import find_numbers
+from ntl_jax.numbers.grammar import find_numbers
 
 
 class CellScores(NamedTuple):

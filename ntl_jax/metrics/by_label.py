@@ -9,7 +9,7 @@ import numpy as np
 
 from ntl_jax.metrics.bootstrap import Interval, wilson_interval
 from ntl_jax.metrics.pairs import NumberPairs
-from ntl_jax.number_grammar import Exact
+from ntl_jax.numbers.grammar import Exact
 
 LABEL_TYPES: Mapping[str, Callable[[int], bool]] = {
     "ends_in_0": lambda label: abs(label) % 10 == 0,

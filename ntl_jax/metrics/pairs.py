@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import numpy as np
 
-from ntl_jax.number_grammar import Exact, last_number
+from ntl_jax.numbers.grammar import Exact, last_number
 
 FARTHEST = 1e100
 """What lies farther counts as this far in float64, so that squares stay finite."""

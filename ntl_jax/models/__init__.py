@@ -14,27 +14,31 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Int, Key, PyTree
 
-from ntl_jax.models.gpt2 import GPT2 as GPT2
-from ntl_jax.models.gpt2_config import GPT2Config as GPT2Config
-from ntl_jax.models.granite import Granite as Granite
-from ntl_jax.models.granite_config import GraniteConfig as GraniteConfig
-from ntl_jax.models.numformer import Numformer as Numformer
-from ntl_jax.models.numformer import NumformerConfig as NumformerConfig
-from ntl_jax.models.regression_transformer import (
+from ntl_jax.models.baselines.numformer import Numformer as Numformer
+from ntl_jax.models.baselines.numformer import NumformerConfig as NumformerConfig
+from ntl_jax.models.baselines.regression_transformer import (
     RegressionTransformer as RegressionTransformer,
 )
-from ntl_jax.models.regression_transformer import (
+from ntl_jax.models.baselines.regression_transformer import (
     RegressionTransformerConfig as RegressionTransformerConfig,
 )
-from ntl_jax.models.t5 import T5 as T5
-from ntl_jax.models.t5_config import T5Config as T5Config
-from ntl_jax.models.t5_regression import T5Regression as T5Regression
-from ntl_jax.models.t5_regression import T5RegressionConfig as T5RegressionConfig
-from ntl_jax.models.t5_regression import regression_from_t5 as regression_from_t5
-from ntl_jax.models.t5_xval import TokensAndNumbers as TokensAndNumbers
-from ntl_jax.models.t5_xval import Xval as Xval
-from ntl_jax.models.t5_xval import XvalConfig as XvalConfig
-from ntl_jax.models.t5_xval import shift_values as shift_values
+from ntl_jax.models.baselines.t5_regression import T5Regression as T5Regression
+from ntl_jax.models.baselines.t5_regression import (
+    T5RegressionConfig as T5RegressionConfig,
+)
+from ntl_jax.models.baselines.t5_regression import (
+    regression_from_t5 as regression_from_t5,
+)
+from ntl_jax.models.baselines.t5_xval import TokensAndNumbers as TokensAndNumbers
+from ntl_jax.models.baselines.t5_xval import Xval as Xval
+from ntl_jax.models.baselines.t5_xval import XvalConfig as XvalConfig
+from ntl_jax.models.baselines.t5_xval import shift_values as shift_values
+from ntl_jax.models.gpt2.config import GPT2Config as GPT2Config
+from ntl_jax.models.gpt2.model import GPT2 as GPT2
+from ntl_jax.models.granite.config import GraniteConfig as GraniteConfig
+from ntl_jax.models.granite.model import Granite as Granite
+from ntl_jax.models.t5.config import T5Config as T5Config
+from ntl_jax.models.t5.model import T5 as T5
 
 Config = GPT2Config | GraniteConfig | T5Config
 AnyConfig = Config | NumformerConfig

@@ -1,15 +1,10 @@
 """Attention: scores, what may be seen, positions of tokens, the cache of decoding."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Float32, Int, Int32
-
-from ntl_jax.models.attention_choice import Implementation, choose_implementation
-from ntl_jax.models.layers import einsum_float32
-from ntl_jax.models.relative_bias import MASKED
+from jaxtyping import Array, Bool, Float, Int, Int32
 
 Mask = Bool[Array, "B T"] | Int[Array, "B T"]
 
@@ -24,118 +19,6 @@ class Visible(NamedTuple):
 
     mask: Bool[Array, "#B #N #T #S"] | None = None
     causal: bool = False
-
-
-def attend(
-    q: Float[Array, "B T N H"],
-    k: Float[Array, "B S K H"],
-    v: Float[Array, "B S K H"],
-    *,
-    scale: float | Float32[Array, ""],
-    bias: Float32[Array, "#B #N #T #S"] | None = None,
-    mask: Bool[Array, "#B #N #T #S"] | None = None,
-    causal: bool = False,
-    drop: Callable[[Array], Array] | None = None,
-    implementation: Implementation = "auto",
-) -> Float[Array, "B T N H"]:
-    """Attention of queries over keys and values, heads in groups where K < N.
-
-    softmax(scale * q kᵀ + bias) v, the softmax in float32.
-
-    Args:
-        q: queries, N heads.
-        k: keys, K heads; query head n reads key head n // (N / K).
-        v: values, as the keys.
-        scale: what the scores are multiplied by, 1/sqrt(H) in most models.
-        bias: added to the scaled scores.
-        mask: true where a query sees a key. A query that sees nothing gets the mean
-            of all values: finite, and of no meaning.
-        causal: whether queries see no key after themselves, besides what the mask
-            says; T is S.
-        drop: dropout of the probabilities, [B, N, T, S] -> the same.
-        implementation: which program computes it, see `attention_choice`.
-
-    Returns:
-        [B, T, N, H] in the queries' dtype.
-
-    Raises:
-        ValueError: the key heads do not divide the query heads, `causal` with other
-            than as many queries as keys, or operands or a platform that the
-            implementation does not take.
-
-    >>> q, k, v = jnp.ones((3, 1, 2, 4, 8))
-    >>> attend(q, k, v, scale=8**-0.5).shape
-    (1, 2, 4, 8)
-    """
-    _check_shapes(q, k, causal)
-    chosen = choose_implementation(
-        implementation, q, k, scale=scale, bias=bias, mask=mask, drop=drop
-    )
-    if chosen == "triton":
-        return _triton(q, k, v, scale, bias, mask, causal, drop)
-    if chosen == "cudnn":
-        return _cudnn(q, k, v, scale, bias, mask, causal)
-    return _attend(q, k, v, scale, bias, mask, causal, drop)
-
-
-def _triton(q, k, v, scale, bias, mask, causal, drop) -> Float[Array, "B T N H"]:
-    from ntl_jax.models.flash_attention import flash_attention
-
-    return flash_attention(
-        q, k, v, scale=scale, bias=bias, mask=mask, causal=causal, drop=drop
-    )
-
-
-def _cudnn(q, k, v, scale, bias, mask, causal) -> Float[Array, "B T N H"]:
-    if bias is not None:
-        bias = bias.astype(q.dtype)
-    if mask is not None:
-        shape = (*mask.shape[:2], q.shape[1], k.shape[1])
-        mask = jnp.broadcast_to(mask, shape)
-    return jax.nn.dot_product_attention(
-        q, k, v, bias, mask, scale=scale, is_causal=causal, implementation="cudnn"
-    )
-
-
-def _check_shapes(q, k, causal: bool) -> None:
-    heads, groups = q.shape[2], k.shape[2]
-    if heads % groups:
-        raise ValueError(
-            f"{groups} key heads do not divide {heads} query heads; k is {k.shape}, "
-            f"q {q.shape}, both [batch, length, heads, width]"
-        )
-    if causal and q.shape[1] != k.shape[1]:
-        raise ValueError(
-            f"{q.shape[1]} queries over {k.shape[1]} keys cannot be causal: give a "
-            "mask that says which key is whose"
-        )
-
-
-def _attend(q, k, v, scale, bias, mask, causal, drop) -> Float[Array, "B T N H"]:
-    batch, length, heads, width = q.shape
-    groups = k.shape[2]
-    if groups == heads:
-        scores = einsum_float32("BTNH,BSNH->BNTS", q, k)
-    else:
-        grouped = q.reshape(batch, length, groups, heads // groups, width)
-        scores = einsum_float32("BTKGH,BSKH->BKGTS", grouped, k)
-        scores = scores.reshape(batch, heads, length, k.shape[1])
-    scores = scores * scale  # [B, N, T, S]
-    if bias is not None:
-        scores = scores + jnp.broadcast_to(bias, scores.shape)
-    if causal:
-        earlier = jnp.tril(jnp.ones((1, 1, length, length), bool))
-        mask = earlier if mask is None else earlier & mask
-    if mask is not None:
-        scores = jnp.where(mask, scores, jnp.float32(MASKED))
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    if drop is not None:
-        weights = drop(weights)
-    if groups == heads:
-        return jnp.einsum("BNTS,BSNH->BTNH", weights, v)
-    weights = weights.reshape(batch, groups, heads // groups, length, k.shape[1])
-    mixed = jnp.einsum("BKGTS,BSKH->BTKGH", weights, v)
-    return mixed.reshape(q.shape)
 
 
 def visible_keys(

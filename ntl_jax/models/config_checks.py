@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from ntl_jax.models.attention_choice import check_implementation
+from ntl_jax.kernels.attention.dispatch import check_implementation
 from ntl_jax.models.layers import check_remat, check_unroll
 
 

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Float32, Int, Key
 
+from ntl_jax.kernels.attention.reference import MASKED
+from ntl_jax.kernels.dropout import NO_DROPOUT, Dropout, RowOffset
 from ntl_jax.models.attention import (
     Cache,
     Mask,
@@ -15,10 +17,8 @@ from ntl_jax.models.attention import (
     token_positions,
     visible_keys,
 )
-from ntl_jax.models.dropout import NO_DROPOUT, Dropout, RowOffset
 from ntl_jax.models.layers import Embedding, Linear, head_logits, run_layers
-from ntl_jax.models.relative_bias import MASKED
-from ntl_jax.sharding import keep_cut, keep_heads, keep_rows
+from ntl_jax.sharding.constrain import keep_cut, keep_heads, keep_rows
 
 HeadTriple = tuple[Array, Array, Array]  # q, k, v, [B, T, heads, H] each
 

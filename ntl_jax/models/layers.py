@@ -5,7 +5,6 @@ Matrix products that feed a softmax leave the matrix unit in float32.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
 import jax
@@ -14,9 +13,13 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Float32, Int
 
-from ntl_jax.models.recompute import Gather, Remat, gathered, recomputing
-from ntl_jax.platforms import traced_platform
-from ntl_jax.sharding import keep_cut, keep_rows, known_mesh
+from ntl_jax.kernels.einsum import (
+    einsum_float32,
+)
+from ntl_jax.kernels.platforms import traced_platform
+from ntl_jax.models.remat import Gather, Remat, gathered, recomputing
+from ntl_jax.sharding.constrain import keep_cut, keep_rows
+from ntl_jax.sharding.mesh import known_mesh
 
 
 class Linear(nnx.Module):
@@ -210,47 +213,6 @@ def run_layers(layers, count: int, step, carry, *, unroll: Unroll, remat: Remat)
     body = recomputing(body, remat, prevent_cse=unroll)
     items = (jnp.arange(count, dtype=jnp.int32), params)
     return jax.lax.scan(body, carry, items, unroll=unroll)[0]
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _einsum_float32(spec: str, a: Array, b: Array) -> Array:
-    return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
-
-
-def _einsum_forward(spec, a, b):
-    return _einsum_float32(spec, a, b), (a, b)
-
-
-def _einsum_backward(spec, operands, cotangent):
-    # Left to itself, the transpose is a float32 times bfloat16 product, which
-    # GPUs have no unit for: they would convert both sides up and lose the speed.
-    a, b = operands
-    inputs, out = spec.split("->")
-    in_a, in_b = inputs.split(",")
-    cotangent = cotangent.astype(a.dtype)
-    return (
-        jnp.einsum(f"{out},{in_b}->{in_a}", cotangent, b),
-        jnp.einsum(f"{out},{in_a}->{in_b}", cotangent, a),
-    )
-
-
-_einsum_float32.defvjp(_einsum_forward, _einsum_backward)
-
-
-def einsum_float32(spec: str, a: Array, b: Array) -> Float[Array, "..."]:
-    """A two-operand `einsum` that accumulates, and returns, in float32.
-
-    Args:
-        spec: `"ab,bc->ac"`: every letter stands in two of the three terms.
-        a: the first operand, float32 or bfloat16.
-        b: the second operand, of `a`'s dtype.
-
-    Returns:
-        The product in float32. Its gradients are computed in `a`'s dtype.
-    """
-    if a.dtype == jnp.float32:  # plain autodiff: forward mode works too
-        return jnp.einsum(spec, a, b)
-    return _einsum_float32(spec, a, b)
 
 
 _LANES = 128  # columns come in multiples of this, as matrix units like them

@@ -1,7 +1,7 @@
 """From text to ids and back, with numbers split into single digits."""
 
-from ntl_jax.place_tokens import read_place_digit as read_place_digit
-from ntl_jax.place_tokens import read_place_value as read_place_value
+from ntl_jax.numbers.place_tokens import read_place_digit as read_place_digit
+from ntl_jax.numbers.place_tokens import read_place_value as read_place_value
 from ntl_jax.tokenization.builtin import builtin_tokenizer as builtin_tokenizer
 from ntl_jax.tokenization.digits import DigitTokenizer as DigitTokenizer
 from ntl_jax.tokenization.hugging_face import (

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from ntl_jax.token_kinds import WORD_START
+from ntl_jax.numbers.token_kinds import WORD_START
 from ntl_jax.tokenization.digits import BYTE, DigitTokenizer
 
 DIGITS = "0123456789"

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-from ntl_jax.place_tokens import (
+from ntl_jax.numbers.place_tokens import (
     LARGEST_PLACE,
     NUMBER_TOKENS,
     SMALLEST_PLACE,

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ntl_jax.number_grammar import Number, find_numbers
-from ntl_jax.token_kinds import bare
+from ntl_jax.numbers.grammar import Number, find_numbers
+from ntl_jax.numbers.token_kinds import bare
 from ntl_jax.tokenization.digits import DigitTokenizer
 from ntl_jax.tokenization.pieces import DIGITS, NumberCounts, Pieces
 
@@ -29,7 +29,7 @@ class NumberedIds(NamedTuple):
 class XvalTokenizer:
     """Reads every number of a text as the token [NUM] with its value beside it.
 
-    Numbers are those of `ntl_jax.number_grammar`: with their sign where it belongs to
+    Numbers are those of `ntl_jax.numbers.grammar`: with their sign where it belongs to
     them and is a token right before them, with thousands commas and exponents. So
     -15.67 is one [NUM] worth -15.67. The value is all that is kept: 1.50 comes back as
     1.5 and 1,000 as 1000. Numbers that are no normal float32 (beyond 3.4e38, or as

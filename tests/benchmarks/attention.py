@@ -20,11 +20,17 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from ntl_jax.models import flash_triton
-from ntl_jax.models.attention import attend
-from ntl_jax.models.dropout import DropoutSite
-from ntl_jax.models.flash_attention import flash_attention
-from ntl_jax.models.flash_tiles import Operands, Options, Tile, Tiles, default_tiles
+from ntl_jax.kernels.attention import gpu as flash_triton
+from ntl_jax.kernels.attention.dispatch import attend
+from ntl_jax.kernels.attention.flash import flash_attention
+from ntl_jax.kernels.attention.tiles import (
+    Operands,
+    Options,
+    Tile,
+    Tiles,
+    default_tiles,
+)
+from ntl_jax.kernels.dropout import DropoutSite
 from tests.benchmarks.timing import temporaries, time_call
 
 KEY = jax.random.key(0)

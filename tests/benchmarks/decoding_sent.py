@@ -16,7 +16,8 @@ import jax.numpy as jnp
 
 from ntl_jax.generate.programs import by_likelihood
 from ntl_jax.models import GraniteConfig, T5Config, init_params
-from ntl_jax.sharding import batch_sharding, make_mesh, param_shardings
+from ntl_jax.sharding.mesh import batch_sharding, make_mesh
+from ntl_jax.sharding.rules import param_shardings
 from tests.collectives import Sent, sent_by
 
 LAYERS, ROWS, SOURCE, NEW = 4, 64, 128, 32

@@ -16,10 +16,10 @@ from typing import Any
 from absl import flags
 
 from train.config import TrainConfig
+from train.config.presets import load_preset
 from train.data import load_splits, make_buckets, pack, tokenize_rows, train_batches
-from train.inputs import open_tokenizer
-from train.model import is_decoder_only
-from train.presets import load_preset
+from train.data.inputs import open_tokenizer
+from train.heads.families import is_decoder_only
 
 PRESETS = ("gsm8k-t5-small", "arithmetic-t5-tiny", "gpt2-multiplication")
 ROUNDS = 5

@@ -129,10 +129,10 @@ def lengths_of(folder: pathlib.Path) -> tuple[int, int]:
 
 def step_flops(options: argparse.Namespace, lengths: tuple[int, int]) -> float:
     """FLOPs of the matrix products of a device's rows, recomputed ones not counted."""
-    from ntl_jax.sharding import make_mesh
+    from ntl_jax.sharding.mesh import make_mesh
     from train.__main__ import parse_config
-    from train.aot import abstract_task, batch_shapes
-    from train.matmul_flops import matmul_flops
+    from train.aot.compile import abstract_task, batch_shapes
+    from train.aot.matmul_flops import matmul_flops
     from train.state import abstract_state
     from train.step import compile_train_step
 

@@ -28,10 +28,10 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from ntl_jax.sharding import make_mesh
+from ntl_jax.sharding.mesh import make_mesh
 from tests.benchmarks.profile import gpu_kernels, spent
 from train.__main__ import parse_config
-from train.aot import abstract_task, batch_shapes
+from train.aot.compile import abstract_task, batch_shapes
 from train.config import TrainConfig, mesh_shape
 from train.state import Task, init_state
 from train.step import compile_train_step

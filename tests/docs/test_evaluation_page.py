@@ -4,8 +4,8 @@ import pathlib
 import re
 
 from train.config import EvalConfig
-from train.evaluate import _SURE
-from train.scores import Answers, answer_metrics, answer_tables
+from train.evaluation.evaluator import _SURE
+from train.evaluation.scores import Answers, answer_metrics, answer_tables
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
 NAMED = set(re.findall(r"`(\w[\w-]*)`", PAGE))

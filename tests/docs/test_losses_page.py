@@ -8,7 +8,9 @@ import re
 import pytest
 
 from ntl_jax import compat, losses
-from ntl_jax.losses import distances, objective, objective_terms, rivals
+from ntl_jax.losses import baselines as rivals
+from ntl_jax.losses import distances, objective
+from ntl_jax.losses import terms as objective_terms
 from tests.benchmarks.losses import digits_among, objectives
 from tests.losses.public_losses import LOSSES
 
@@ -20,7 +22,7 @@ COMMON = {"logits", "labels", "stats", "vocab", "weights", "reduction", "ignore_
 
 def names_of(module):
     """What a module offers, but for its submodules, types and what it borrows."""
-    borrowed = ("ntl_jax.losses.scalars", "ntl_jax.losses.positions")
+    borrowed = ("ntl_jax.losses.scalars", "ntl_jax.losses.targets")
     return [
         name
         for name, value in vars(module).items()

@@ -11,7 +11,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from ntl_jax.generate import beam_search, generate, greedy
 from ntl_jax.generate.programs import by_beams
 from ntl_jax.models import T5Config, init_params
-from ntl_jax.sharding import batch_sharding, make_mesh, param_shardings
+from ntl_jax.sharding.mesh import batch_sharding, make_mesh
+from ntl_jax.sharding.rules import param_shardings
 from tests.generate.answers import (
     END,
     NEW_TOKENS,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from ntl_jax.generate import programs
-from ntl_jax.sharding import batch_sharding
+from ntl_jax.sharding.mesh import batch_sharding
 from tests.collectives import Sent, sent_by
 from tests.train.test_collectives import (
     COLUMNS,

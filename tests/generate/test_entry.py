@@ -11,13 +11,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ntl_jax import NumberVocab
-from ntl_jax.generate import (
-    beam_search,
-    generate,
-    greedy,
-    number_distributions,
-    sample,
-)
+from ntl_jax.generate import beam_search, generate, greedy, number_distributions, sample
 from ntl_jax.generate.ending import Ending
 from ntl_jax.models import T5Config, bind, init_params
 from tests.generate.answers import SMALLER, inputs_of

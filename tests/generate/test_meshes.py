@@ -9,7 +9,8 @@ import pytest
 
 from ntl_jax.generate import generate
 from ntl_jax.models import T5Config, init_params
-from ntl_jax.sharding import batch_sharding, make_mesh, param_shardings
+from ntl_jax.sharding.mesh import batch_sharding, make_mesh
+from ntl_jax.sharding.rules import param_shardings
 from tests.train import mesh_cases
 from tests.train.mesh_cases import VOCAB
 

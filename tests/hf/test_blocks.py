@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from ntl_jax.hf.blocks import read_block
-from ntl_jax.hf.mapping import CheckpointError, Rule, Table, read_params
+from ntl_jax.hf.mapping import read_params
+from ntl_jax.hf.rules import CheckpointError, Rule, Table
 
 DRAW = np.random.default_rng(0)
 

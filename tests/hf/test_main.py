@@ -10,7 +10,8 @@ from ntl_jax.hf import __main__ as command_line
 from ntl_jax.hf.mapping import flatten
 from ntl_jax.hf.native import read_native, write_native
 from ntl_jax.models import GPT2Config
-from ntl_jax.sharding import make_mesh, param_shardings
+from ntl_jax.sharding.mesh import make_mesh
+from ntl_jax.sharding.rules import param_shardings
 from tests.hf.test_formats import GOLDEN
 from tests.hf.test_sharded import MODELS, written
 from tests.tiny_t5 import torch_model

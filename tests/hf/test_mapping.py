@@ -3,15 +3,8 @@
 import numpy as np
 import pytest
 
-from ntl_jax.hf.mapping import (
-    CheckpointError,
-    Rule,
-    Table,
-    flatten,
-    read_params,
-    unflatten,
-    write_tensors,
-)
+from ntl_jax.hf.mapping import flatten, read_params, unflatten, write_tensors
+from ntl_jax.hf.rules import CheckpointError, Rule, Table
 
 TABLE = Table(
     (

@@ -9,7 +9,8 @@ import pytest
 from ntl_jax.hf import load_checkpoint, load_config, load_params, save_checkpoint
 from ntl_jax.hf.mapping import flatten
 from ntl_jax.models import GPT2Config, GraniteConfig, T5Config, init_params
-from ntl_jax.sharding import make_mesh, param_shardings
+from ntl_jax.sharding.mesh import make_mesh
+from ntl_jax.sharding.rules import param_shardings
 
 T5 = T5Config(
     vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_decoder_layers=2

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ntl_jax import NumberVocab
+from ntl_jax.losses import baselines as rivals
 from ntl_jax.losses import (
     cross_entropy,
     distances,
@@ -17,7 +18,6 @@ from ntl_jax.losses import (
     gaussian,
     number_level_loss,
     optimal_transport,
-    rivals,
     stats_from_logits,
     wasserstein,
 )

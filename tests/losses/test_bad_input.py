@@ -27,7 +27,7 @@ from ntl_jax.losses import (
     shift_labels,
     stats_from_hidden,
 )
-from ntl_jax.losses.rivals import (
+from ntl_jax.losses.baselines import (
     digit_entropy,
     digit_entropy_from_stats,
     dist2,

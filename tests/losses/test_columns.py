@@ -13,10 +13,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ntl_jax import NumberVocab, stats_from_logits
-from ntl_jax.losses import column_passes, columns, columns_triton
-from ntl_jax.losses.columns import MASKED_LOGIT, ColumnCotangents
-from ntl_jax.losses.columns_partition import partitioned_read, partitioned_write
-from ntl_jax.sharding import BATCH_AXES, TENSOR_AXIS, make_mesh, on_mesh
+from ntl_jax.kernels.logit_stats import dispatch as column_passes
+from ntl_jax.kernels.logit_stats import gpu as columns_triton
+from ntl_jax.kernels.logit_stats import reference as columns
+from ntl_jax.kernels.logit_stats.partition import partitioned_read, partitioned_write
+from ntl_jax.kernels.logit_stats.reference import MASKED_LOGIT, ColumnCotangents
+from ntl_jax.sharding.mesh import BATCH_AXES, TENSOR_AXIS, make_mesh, on_mesh
 
 IDS = np.array([0, 3, 2047, 2048, 2051, 2060], np.int32)  # on both sides of a block
 NARROW = np.array([7, 8, 9], np.int32)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ntl_jax import NumberVocab
-from ntl_jax.losses.digit_tokens import check_digits, negative_power_of_ten
+from ntl_jax.losses.checks import check_digits, negative_power_of_ten
 
 
 def test_powers_are_correctly_rounded_and_stop_at_both_ends():

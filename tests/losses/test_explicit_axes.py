@@ -21,7 +21,7 @@ from ntl_jax.losses import (
     stats_from_hidden,
     stats_from_logits,
 )
-from ntl_jax.losses.rivals import digit_entropy, ntil
+from ntl_jax.losses.baselines import digit_entropy, ntil
 from tests.losses.test_bad_input import LABELS, VOCAB
 
 LOGITS = jax.random.normal(jax.random.key(0), (2, 3, 16))

@@ -9,14 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 from ntl_jax import Objective, objective_from_hidden
-from ntl_jax.losses.objective_terms import TERMS
 from ntl_jax.losses.stats import NumberStats
-from tests.losses.fused_cases import (
-    VOCAB,
-    Case,
-    assert_close,
-    dense_stats,
-)
+from ntl_jax.losses.terms import TERMS
+from tests.losses.fused_cases import VOCAB, Case, assert_close, dense_stats
 
 EVERYTHING = Objective(was=0.3, mse=0.2, mae=0.1, huber=0.05, huber_delta=2.0)
 OBJECTIVES = {

@@ -8,9 +8,9 @@ import pytest
 
 from ntl_jax import NumberVocab, Objective, objective_from_hidden, stats_from_logits
 from ntl_jax.losses import place_weights, shift_labels
+from ntl_jax.losses.baselines import score_positions
 from ntl_jax.losses.number_heads import xval_loss
-from ntl_jax.losses.positions import label_is, safe_labels
-from ntl_jax.losses.rivals import score_positions
+from ntl_jax.losses.targets import label_is, safe_labels
 
 # Unsigned labels are allowed, though the annotations have no word for them.
 pytestmark = pytest.mark.usefixtures("unhooked")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ntl_jax import number_level_loss
-from ntl_jax.losses import number_softmax
+from ntl_jax.losses import softmax as number_softmax
 from tests.losses.number_level_cases import CASES, VOCAB, Case
 from tests.parity.loss_cases import TOLERANCE, cotangent
 

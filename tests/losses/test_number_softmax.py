@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ntl_jax import NumberVocab
-from ntl_jax.losses.number_softmax import less_the_largest, softmax_mean
+from ntl_jax.losses.softmax import less_the_largest, softmax_mean
 from tests.losses.public_losses import LOSSES
 
 LOGITS = jnp.array([[0.3, -1.2, 2.0], [-1e30, 4.0, 3.5], [0.0, 0.0, 0.0], [9, -9, 1]])

@@ -22,7 +22,7 @@ from ntl_jax import (
     place_weights,
     stats_from_logits,
 )
-from ntl_jax.losses.rivals import (
+from ntl_jax.losses.baselines import (
     digit_entropy,
     dist2,
     ntil,

@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ntl_jax import (
-    NumberVocab,
-    cross_entropy,
-    ntl_huber,
-    ntl_mae,
-    ntl_mse,
-    ntl_was,
-)
+from ntl_jax import NumberVocab, cross_entropy, ntl_huber, ntl_mae, ntl_mse, ntl_was
 
 TOKENS = 12  # columns; the first ten are the digits 0 to 9
 DIGITS = NumberVocab.from_mapping(

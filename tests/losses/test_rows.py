@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ntl_jax.losses import rows
+from ntl_jax.losses import row_scans as rows
 
 FAR = np.iinfo(np.int32).max // 2
 

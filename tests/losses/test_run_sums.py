@@ -8,7 +8,7 @@ import pytest
 
 from ntl_jax import NumberVocab
 from ntl_jax.losses import number_spans
-from ntl_jax.losses.run_sums import from_first, run_sums
+from ntl_jax.losses.span_sums import from_first, run_sums
 
 DIGITS = NumberVocab.from_mapping(
     {str(d): d for d in range(10)} | {"a": 10}, vocab_size=11

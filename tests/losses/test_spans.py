@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ntl_jax import NumberVocab, number_spans
-from ntl_jax.losses.run_sums import from_first, run_sums
-from ntl_jax.number_grammar import find_numbers
+from ntl_jax.losses.span_sums import from_first, run_sums
+from ntl_jax.numbers.grammar import find_numbers
 from tests.losses.number_text import VOCAB, encode
 
 MODES = [("never", False), ("one", False), ("one", True), ("between", False)]

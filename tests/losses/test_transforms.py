@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ntl_jax.losses
-from ntl_jax.losses import rivals
+from ntl_jax.losses import baselines as rivals
 from tests.losses.public_losses import (
     COLUMNS,
     IGNORED,

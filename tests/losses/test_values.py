@@ -14,7 +14,7 @@ from ntl_jax import (
     ntl_mse,
     ntl_was,
 )
-from ntl_jax.losses import number_softmax
+from ntl_jax.losses import softmax as number_softmax
 
 DIGITS = NumberVocab.from_mapping(
     {str(i): i for i in range(10)} | {"a": 10}, vocab_size=11

@@ -5,12 +5,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from ntl_jax.metrics import (
-    mean_over_cells,
-    operand_digits,
-    read_pairs,
-    scores_by_cell,
-)
+from ntl_jax.metrics import mean_over_cells, operand_digits, read_pairs, scores_by_cell
 
 
 def test_hand_made_grid():

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntl_jax.models.attention import attend
-from ntl_jax.models.dropout import DropoutSite
-from ntl_jax.models.flash_attention import flash_attention
-from ntl_jax.models.flash_tiles import Tile, Tiles
+from ntl_jax.kernels.attention.dispatch import attend
+from ntl_jax.kernels.attention.flash import flash_attention
+from ntl_jax.kernels.attention.tiles import Tile, Tiles
+from ntl_jax.kernels.dropout import DropoutSite
 
 KEY = jax.random.key(5)
 

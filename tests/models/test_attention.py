@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ntl_jax.models.attention import attend, start_cache, visible_keys
+from ntl_jax.kernels.attention.dispatch import attend
+from ntl_jax.models.attention import start_cache, visible_keys
 
 TOLERANCE = 1e-5  # a block
 

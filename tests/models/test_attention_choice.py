@@ -10,23 +10,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ntl_jax import platforms
 from ntl_jax.hf import gpt2, granite, t5
+from ntl_jax.kernels import platforms
+from ntl_jax.kernels.attention import dispatch as attention_choice
+from ntl_jax.kernels.attention import flash as flash_attention
+from ntl_jax.kernels.attention.dispatch import check_trainable, choose_implementation
+from ntl_jax.kernels.dropout import DropoutSite
 from ntl_jax.models import (
     GPT2Config,
     GraniteConfig,
     NumformerConfig,
     T5Config,
     attention,
-    attention_choice,
     bind,
-    flash_attention,
     init_params,
-    t5_layers,
 )
-from ntl_jax.models.attention_choice import check_trainable, choose_implementation
-from ntl_jax.models.dropout import DropoutSite
-from ntl_jax.sharding import batch_sharding, make_mesh, on_mesh, param_shardings
+from ntl_jax.models.t5 import layers as t5_layers
+from ntl_jax.sharding.mesh import batch_sharding, make_mesh, on_mesh
+from ntl_jax.sharding.rules import param_shardings
 from tests.models.flash_cases import tiles_of
 from tests.models.test_t5 import relative_errors
 

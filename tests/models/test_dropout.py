@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ntl_jax.models.dropout import Dropout, DropoutSite, dropout
+from ntl_jax.kernels.dropout import Dropout, DropoutSite, dropout
 
 SHAPE = (64, 8, 16, 32)
 KEY = jax.random.key(7)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ntl_jax.models import experts
-from ntl_jax.models.experts import (
+from ntl_jax.kernels import experts
+from ntl_jax.kernels.experts import (
     FEW_TOKENS,
     all_experts,
     chosen_experts,
@@ -23,8 +23,8 @@ from ntl_jax.models.experts import (
     spread,
     tile_rows,
 )
-from ntl_jax.models.experts_partition import run_experts
-from ntl_jax.sharding import make_mesh
+from ntl_jax.kernels.experts_partition import run_experts
+from ntl_jax.sharding.mesh import make_mesh
 
 D, F = 16, 8
 ROUTINGS = ("even", "skewed", "one")

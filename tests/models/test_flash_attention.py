@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ntl_jax.models import flash_tiles, flash_triton
-from ntl_jax.models.attention import attend
-from ntl_jax.models.dropout import DropoutSite, keep_places
-from ntl_jax.models.flash_attention import flash_attention
+from ntl_jax.kernels.attention import gpu as flash_triton
+from ntl_jax.kernels.attention import tiles as flash_tiles
+from ntl_jax.kernels.attention.dispatch import attend
+from ntl_jax.kernels.attention.flash import flash_attention
+from ntl_jax.kernels.dropout import DropoutSite, keep_places
 from tests.models.flash_cases import KEY, Case, tiles_of
 
 TOLERANCE = 1e-5

@@ -14,9 +14,11 @@ from jax.sharding import PartitionSpec as P
 
 from ntl_jax.generate import generate
 from ntl_jax.generate.programs import by_beams
-from ntl_jax.models import T5Config, flash_decoding, init_params, t5_decoding
-from ntl_jax.models.flash_decoding import attend_to_cache, attend_to_source
-from ntl_jax.sharding import make_mesh, on_mesh
+from ntl_jax.kernels.attention import decoding as flash_decoding
+from ntl_jax.kernels.attention.decoding import attend_to_cache, attend_to_source
+from ntl_jax.models import T5Config, init_params
+from ntl_jax.models.t5 import decoding as t5_decoding
+from ntl_jax.sharding.mesh import make_mesh, on_mesh
 
 # Later versions of JAX announce the end of Pallas' way to Triton.
 pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend")

@@ -10,9 +10,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ntl_jax.models import flash_partition
-from ntl_jax.models.flash_attention import flash_attention
-from ntl_jax.sharding import make_mesh, on_mesh
+from ntl_jax.kernels.attention import partition as flash_partition
+from ntl_jax.kernels.attention.flash import flash_attention
+from ntl_jax.sharding.mesh import make_mesh, on_mesh
 from tests.models.flash_cases import KEY, Case, tiles_of
 
 GROUPS = Case(rows=8, queries=20, sources=20, heads=8, groups=4)

@@ -4,8 +4,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ntl_jax.models import flash_triton
-from ntl_jax.models.flash_tiles import Operands, Options, Tile, Tiles, default_tiles
+from ntl_jax.kernels.attention import gpu as flash_triton
+from ntl_jax.kernels.attention.tiles import (
+    Operands,
+    Options,
+    Tile,
+    Tiles,
+    default_tiles,
+)
 
 # Later versions of JAX announce the end of Pallas' way to Triton.
 pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend")

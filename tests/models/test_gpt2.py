@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ntl_jax.hf.mapping import flatten
+from ntl_jax.kernels.dropout import Dropout
 from ntl_jax.models import GPT2Config, bind, count_parameters, init_params
 from ntl_jax.models.attention import Visible, token_positions, visible_keys
-from ntl_jax.models.dropout import Dropout
 from tests.tiny_gpt2 import (
     KINDS,
     PADDINGS,

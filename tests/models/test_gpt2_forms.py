@@ -17,7 +17,7 @@ from ntl_jax.losses import (
     stats_from_logits,
 )
 from ntl_jax.models import GPT2Config, bind, init_params
-from ntl_jax.number_vocab import NumberVocab
+from ntl_jax.numbers.vocab import NumberVocab
 from tests.models.test_gpt2 import (
     assert_close,
     logits_and_gradient,

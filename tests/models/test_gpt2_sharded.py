@@ -9,7 +9,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from ntl_jax.models import GPT2Config, init_params
-from ntl_jax.sharding import batch_sharding, make_mesh, param_shardings
+from ntl_jax.sharding.mesh import batch_sharding, make_mesh
+from ntl_jax.sharding.rules import param_shardings
 from tests.models.test_gpt2 import (
     TOLERANCE,
     assert_close,

@@ -9,20 +9,13 @@ import numpy as np
 import pytest
 
 from ntl_jax.hf.mapping import flatten
+from ntl_jax.kernels.dropout import Dropout
+from ntl_jax.kernels.experts import FEW_TOKENS
 from ntl_jax.models import GraniteConfig, bind, count_parameters, init_params
 from ntl_jax.models.attention import Visible, token_positions, visible_keys
-from ntl_jax.models.dropout import Dropout
-from ntl_jax.models.experts import FEW_TOKENS
-from ntl_jax.models.granite import rotation
+from ntl_jax.models.granite.model import rotation
 from tests.tiny_gpt2 import PADDINGS, batch, real, run_torch
-from tests.tiny_granite import (
-    KINDS,
-    LONG,
-    gradients,
-    ours,
-    to_params,
-    torch_model,
-)
+from tests.tiny_granite import KINDS, LONG, gradients, ours, to_params, torch_model
 from tests.tiny_t5 import perturbed
 
 TOLERANCE = 1e-4  # a model in float32, of the largest

@@ -9,18 +9,19 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ntl_jax import cross_entropy, models
-from ntl_jax.models import GPT2Config, recompute
-from ntl_jax.models.dropout import Dropout
+from ntl_jax.kernels.dropout import Dropout
+from ntl_jax.kernels.einsum import einsum_float32
+from ntl_jax.models import GPT2Config
+from ntl_jax.models import remat as recompute
 from ntl_jax.models.layers import (
     Embedding,
     Linear,
     RMSNorm,
-    einsum_float32,
     head_logits,
     run_layers,
     stack_layers,
 )
-from ntl_jax.sharding import make_mesh, on_mesh
+from ntl_jax.sharding.mesh import make_mesh, on_mesh
 
 KEY = jax.random.key(7)
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from ntl_jax.models.number_encodings import number_encodings
-from ntl_jax.place_tokens import place_values
+from ntl_jax.models.baselines.number_encodings import number_encodings
+from ntl_jax.numbers.place_tokens import place_values
 
 WIDTH = 7
 

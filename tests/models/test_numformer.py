@@ -12,7 +12,8 @@ import pytest
 
 from ntl_jax.hf.mapping import flatten, unflatten
 from ntl_jax.models import NumformerConfig, bind, count_parameters, init_params
-from ntl_jax.sharding import make_mesh, param_shardings
+from ntl_jax.sharding.mesh import make_mesh
+from ntl_jax.sharding.rules import param_shardings
 from tests.tiny_t5 import perturbed
 
 TOLERANCE = 1e-4  # a model in float32

@@ -9,8 +9,8 @@ import pytest
 from ntl_jax.losses.number_heads import xval_loss
 from ntl_jax.metrics.rounded import rounded_accuracy
 from ntl_jax.models import NumformerConfig, bind, init_params
+from ntl_jax.numbers.value_scales import ValueScale
 from ntl_jax.tokenization import XvalTokenizer, builtin_tokenizer, mask_last_number
-from ntl_jax.value_scales import ValueScale
 
 TOKENIZER = XvalTokenizer(builtin_tokenizer())
 NUM = TOKENIZER.num_id

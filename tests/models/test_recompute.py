@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ntl_jax.models.dropout import DropoutSite
-from ntl_jax.models.flash_attention import flash_attention
-from ntl_jax.models.recompute import recomputing
+from ntl_jax.kernels.attention.flash import flash_attention
+from ntl_jax.kernels.dropout import DropoutSite
+from ntl_jax.models.remat import recomputing
 
 KEY = jax.random.key(0)
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from ntl_jax.models.relative_bias import MASKED, RelativeBias, distance_buckets
+from ntl_jax.kernels.attention.reference import MASKED
+from ntl_jax.models.t5.relative_bias import RelativeBias, distance_buckets
 
 torch = pytest.importorskip("torch")
 from transformers.models.t5.modeling_t5 import T5Attention  # noqa: E402

@@ -20,7 +20,8 @@ from ntl_jax.models import (
     init_params,
     regression_from_t5,
 )
-from ntl_jax.sharding import make_mesh, param_shardings
+from ntl_jax.sharding.mesh import make_mesh
+from ntl_jax.sharding.rules import param_shardings
 from tests.tiny_t5 import KINDS, SIZES, perturbed, tensors
 
 TOLERANCE = 1e-4  # a model in float32

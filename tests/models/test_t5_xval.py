@@ -13,8 +13,9 @@ import pytest
 from ntl_jax.hf.mapping import flatten, unflatten
 from ntl_jax.losses.number_heads import xval_loss
 from ntl_jax.models import T5Config, XvalConfig, bind, init_params, shift_right
-from ntl_jax.models.t5_xval import scale_numbers, shift_values
-from ntl_jax.sharding import make_mesh, param_shardings
+from ntl_jax.models.baselines.t5_xval import scale_numbers, shift_values
+from ntl_jax.sharding.mesh import make_mesh
+from ntl_jax.sharding.rules import param_shardings
 from tests.tiny_t5 import batch, ours, perturbed, to_params, torch_model
 
 TOLERANCE = 1e-4  # a model in float32

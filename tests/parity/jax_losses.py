@@ -14,12 +14,7 @@ from ntl_jax import (
     ntl_was_from_stats,
     stats_from_logits,
 )
-from ntl_jax.compat import (
-    AbstractNTLoss,
-    NTLoss,
-    NTLossDotProduct,
-    NumberLevelLoss,
-)
+from ntl_jax.compat import AbstractNTLoss, NTLoss, NTLossDotProduct, NumberLevelLoss
 from ntl_jax.losses.dot_product import absolute, huber, squared
 from tests.parity.loss_cases import LAMBDA, Case, cotangent
 

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ntl_jax.kernels.dropout import NO_DROPOUT
 from ntl_jax.models import bind
 from ntl_jax.models.attention import Visible, token_positions, visible_keys
-from ntl_jax.models.dropout import NO_DROPOUT
-from ntl_jax.models.granite import rotation
+from ntl_jax.models.granite.model import rotation
 from tests import tiny_gpt2, tiny_granite, tiny_t5
 from tests.models import test_gpt2, test_granite, test_t5
 from tests.parity import variants_table

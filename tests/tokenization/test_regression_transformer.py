@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ntl_jax import NumberVocab
-from ntl_jax.place_tokens import place_values
+from ntl_jax.numbers.place_tokens import place_values
 from ntl_jax.tokenization import (
     DigitTokenizer,
     NumberCounts,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ntl_jax.number_grammar import find_numbers
+from ntl_jax.numbers.grammar import find_numbers
 from ntl_jax.tokenization import (
     DigitTokenizer,
     NumberCounts,

@@ -14,7 +14,7 @@ import pytest
 from tests.train.fake_bucket import FakeBucket
 from tests.train.helpers import COMPARED, SHALLOW, tiny_task
 from tests.train.runs import train
-from train.compare import run_comparison
+from train.reporting.compare import run_comparison
 from train.state import Task, TrainState, init_state
 
 

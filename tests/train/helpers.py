@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from ntl_jax.models import T5Config
-from ntl_jax.sharding import make_mesh
+from ntl_jax.sharding.mesh import make_mesh
 from train.config import (
     DataConfig,
     EvalConfig,
@@ -16,8 +16,8 @@ from train.config import (
     TrainConfig,
     mesh_shape,
 )
-from train.inputs import load_inputs
-from train.number_tokens import make_vocab
+from train.data.inputs import load_inputs
+from train.data.number_tokens import make_vocab
 from train.state import Task, make_task
 
 INTERRUPTED_IO = pytest.mark.filterwarnings(

@@ -8,7 +8,7 @@ import numpy as np
 
 from ntl_jax import NumberVocab
 from ntl_jax.models import AnyConfig, GPT2Config, GraniteConfig, T5Config
-from ntl_jax.sharding import batch_sharding, make_mesh
+from ntl_jax.sharding.mesh import batch_sharding, make_mesh
 from tests.train.helpers import TINY, changed
 from train.config import TrainConfig
 from train.state import Task, init_state, make_task

@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import numpy as np
 
-from train.checkpoint import Checkpointer
-from train.checkpoint_folder import has_checkpoint
-from train.writer import read_metrics
+from train.checkpointing.checkpointer import Checkpointer
+from train.checkpointing.folder import has_checkpoint
+from train.reporting.metrics_writer import read_metrics
 
 ROOT = pathlib.Path(__file__).parents[2]
 STEPS = 60

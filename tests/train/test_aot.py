@@ -7,10 +7,11 @@ import re
 import pytest
 
 from ntl_jax.models import T5Config
-from ntl_jax.sharding import make_mesh
+from ntl_jax.sharding.mesh import make_mesh
 from train import step
 from train.__main__ import main
-from train.aot import (
+from train.aot.chips import BETWEEN_HOSTS
+from train.aot.compile import (
     AotReport,
     abstract_task,
     batch_shapes,
@@ -18,12 +19,11 @@ from train.aot import (
     render,
     step_times,
 )
-from train.chips import BETWEEN_HOSTS
+from train.aot.program_costs import Costs
+from train.aot.topology import find_devices
 from train.config import ConfigError, DataConfig, EvalConfig, MeshConfig, TrainConfig
-from train.presets import load_preset
-from train.program_costs import Costs
+from train.config.presets import load_preset
 from train.state import abstract_state
-from train.topology import find_devices
 
 TINY = TrainConfig(
     name="tiny",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.train.runs import ROOT
-from train.board import Board
+from train.reporting.board import Board
 
 pytest.importorskip("tensorboardX")
 FULL = pathlib.Path("/dev/full")

@@ -7,12 +7,12 @@ import pytest
 
 from tests.train.fake_bucket import FakeBucket
 from tests.train.helpers import INTERRUPTED_IO
-from train.checkpoint import Checkpointer, DamagedError
-from train.checkpoint_folder import has_checkpoint
+from train.checkpointing.checkpointer import Checkpointer, DamagedError
+from train.checkpointing.folder import has_checkpoint
+from train.checkpointing.rundir import trained_runs
+from train.checkpointing.storage import AnyPath, any_path
 from train.config import ConfigError
-from train.rundir import trained_runs
 from train.state import TrainState
-from train.storage import AnyPath, any_path
 
 
 @pytest.fixture

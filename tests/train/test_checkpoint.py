@@ -17,10 +17,11 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tests.train.helpers import INTERRUPTED_IO, SHALLOW, changed, tiny_task
-from train import checkpoint, first_save
-from train.checkpoint import Checkpointer, DamagedError, MismatchError
+from train.checkpointing import checkpointer as checkpoint
+from train.checkpointing import first_save
+from train.checkpointing.checkpointer import Checkpointer, DamagedError, MismatchError
+from train.checkpointing.rundir import config_dict
 from train.config import ConfigError
-from train.rundir import config_dict
 from train.state import abstract_state, init_state
 
 CONFIG = config_dict(SHALLOW)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from ntl_jax import NumberVocab
-from ntl_jax.models.recompute import Remat
-from ntl_jax.sharding import batch_sharding
+from ntl_jax.models.remat import Remat
+from ntl_jax.sharding.mesh import batch_sharding
 from tests.collectives import Sent, sent_by
 from tests.train.mesh_cases import config_of, task_of
 from train import loss as loss_module

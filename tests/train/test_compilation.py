@@ -6,12 +6,12 @@ import logging
 import jax
 import pytest
 
-from ntl_jax.losses import column_passes
-from ntl_jax.models import attention_choice
+from ntl_jax.kernels.attention import dispatch as attention_choice
+from ntl_jax.kernels.logit_stats import dispatch as column_passes
 from tests.train.helpers import SHALLOW, TINY, changed
 from tests.train.mesh_cases import MODELS, config_of, task_of
 from train import loop
-from train.aot import abstract_task, batch_shapes
+from train.aot.compile import abstract_task, batch_shapes
 from train.state import abstract_state
 from train.step import compile_train_step
 

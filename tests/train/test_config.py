@@ -9,9 +9,10 @@ import pytest
 from ntl_jax.models import GPT2Config, GraniteConfig, T5Config
 from tests.train.helpers import TINY
 from train.__main__ import main
-from train.config import ConfigError, LossConfig, MeshConfig, mesh_shape
-from train.presets import load_preset, preset_names
-from train.rundir import check_same_run, resolve_run_dir, trained_runs, write_config
+from train.checkpointing.resume import check_same_run
+from train.checkpointing.rundir import resolve_run_dir, trained_runs, write_config
+from train.config import ConfigError, LossConfig, MeshConfig, mesh_shape, validate
+from train.config.presets import load_preset, preset_names
 
 
 def change(path: str, value):
@@ -88,11 +89,11 @@ def change(path: str, value):
 )
 def test_contradictions_name_the_flag(path, value, message):
     with pytest.raises(ConfigError, match=message):
-        change(path, value).validate(num_devices=8)
+        validate(change(path, value), num_devices=8)
 
 
 def test_tiny_is_valid():
-    TINY.validate(num_devices=8)
+    validate(TINY, num_devices=8)
 
 
 HEADS = {
@@ -107,15 +108,15 @@ HEADS = {
 @pytest.mark.parametrize("family", HEADS)
 def test_attention_asks_for_the_width_and_the_dropout_of_heads(family):
     model = dataclasses.replace(HEADS[family], attention="triton", dtype="bfloat16")
-    change("model", model).validate(8, "gpu")
+    validate(change("model", model), 8, "gpu")
     cudnn = change("model", dataclasses.replace(model, attention="cudnn"))
     if family == "gpt2":
-        cudnn.validate(8, "gpu")
+        validate(cudnn, 8, "gpu")
     else:
         with pytest.raises(ConfigError, match="'cudnn' has no dropout of probab"):
-            cudnn.validate(8, "gpu")
+            validate(cudnn, 8, "gpu")
     with pytest.raises(ConfigError, match="the program is for 'tpu'; or choose 'xla'"):
-        cudnn.validate(8, "tpu")
+        validate(cudnn, 8, "tpu")
 
 
 def test_a_program_that_cannot_run_is_refused_before_anything_is_written(
@@ -152,7 +153,7 @@ def test_mesh_shape_fills_in():
 def test_every_preset_loads_and_is_valid(name):
     config, description = load_preset(name)
     for devices in (1, 2, 4, 8, 16):
-        config.validate(devices)
+        validate(config, devices)
     assert config.name == name
     assert description.splitlines()[0].endswith(".")
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ntl_jax.number_grammar import find_numbers, last_number
+from ntl_jax.numbers.grammar import find_numbers, last_number
 from train.config import DataConfig
 from train.data import load_splits
 from train.data.gsm8k import clean_gsm8k, paper_clean_up

@@ -7,8 +7,8 @@ import chex
 import numpy as np
 import pytest
 
+from ntl_jax.numbers.value_scales import Kind, ValueScale
 from ntl_jax.tokenization import XvalTokenizer, builtin_tokenizer
-from ntl_jax.value_scales import Kind, ValueScale
 from train.data import DataError, make_buckets, train_batches
 from train.data.masked import mask_rows, question_row
 

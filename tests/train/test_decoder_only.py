@@ -16,10 +16,10 @@ from tests.train.conftest import standard_promotion
 from tests.train.helpers import TINY, changed, tiny_batch, tiny_task
 from train.config import ConfigError, DataConfig
 from train.data import CausalDataset, DataError, eval_batches, tokenize_rows
-from train.inputs import load_inputs
+from train.data.inputs import load_inputs
+from train.evaluation.predict import load_run, number_probabilities, predict
+from train.heads.families import answer_logits, model_dict, model_of_dict
 from train.loop import run
-from train.model import answer_logits, model_dict, model_of_dict
-from train.predict import load_run, number_probabilities, predict
 from train.state import init_state
 from train.step import loss_and_grads
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from train.__main__ import main, parse_config
+from train.config.presets import load_preset, preset_names
 from train.data import DataError, load_splits, pack, tokenize_rows
-from train.describe import describe
-from train.inputs import load_inputs, open_tokenizer
-from train.presets import load_preset, preset_names
+from train.data.inputs import load_inputs, open_tokenizer
+from train.reporting.describe import describe
 
 SMALL = ["--data.train-size", "120", "--data.eval-size", "20"]
 
@@ -148,14 +148,14 @@ def test_rows_that_may_not_be_republished_are_withheld(name, tmp_path):
 
 
 def test_of_many_rows_some_are_looked_at(monkeypatch):
-    monkeypatch.setattr("train.describe.MOST_ROWS", 50)
+    monkeypatch.setattr("train.reporting.describe.MOST_ROWS", 50)
     text = describe(parse_config("quickstart", SMALL))
     assert re.search(r"train +120 +50 of them below", text)
 
 
 def test_a_tokenizer_without_digits_is_said(monkeypatch):
     config = parse_config("quickstart", SMALL)
-    monkeypatch.setattr("train.describe.number_vocab", _without_numbers)
+    monkeypatch.setattr("train.reporting.describe.number_vocab", _without_numbers)
     assert "no number tokens: none there" in describe(config)
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ntl_jax.sharding import make_mesh
-from train.digests import compile_digests, digests
+from ntl_jax.sharding.mesh import make_mesh
+from train.checkpointing.digests import compile_digests, digests
 
 VALUES = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
 

@@ -13,14 +13,14 @@ from ntl_jax.generate import greedy
 from ntl_jax.losses import stats_from_logits
 from ntl_jax.metrics import numeric_metrics
 from tests.train.helpers import COMPARED, tiny_task
+from train.data.inputs import load_inputs
 from train.data.transforms import Ragged
-from train.evaluate import Evaluator
-from train.inputs import load_inputs
-from train.model import answer_logits
-from train.predict import load_run
+from train.evaluation.evaluator import Evaluator
+from train.evaluation.predict import load_run
+from train.heads.families import answer_logits
+from train.reporting.tables import comparison_table
 from train.state import init_state
 from train.step import evaluation_objective
-from train.tables import comparison_table
 
 RUN = "ce-0.3was"
 SET = "interpolation"

@@ -7,17 +7,9 @@ import subprocess
 
 import pytest
 
-from tests.train.runs import (
-    QUICK,
-    STEPS,
-    assert_same_run,
-    finish,
-    saved,
-    start,
-    train,
-)
+from tests.train.runs import QUICK, STEPS, assert_same_run, finish, saved, start, train
 from train.config import ConfigError
-from train.writer import MetricWriter, read_metrics, replace_text
+from train.reporting.metrics_writer import MetricWriter, read_metrics, replace_text
 
 FULL = pathlib.Path("/dev/full")
 MESSAGE = re.compile(

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from ntl_jax.sharding import batch_sharding, make_mesh
+from ntl_jax.sharding.mesh import batch_sharding, make_mesh
 from tests.train.runs import (
     KILLED,
     QUICK,
@@ -26,9 +26,9 @@ from tests.train.runs import (
     stop_midway,
     train,
 )
-from train import hosts
 from train.config import ConfigError
-from train.hosts_config import HostsConfig
+from train.config.hosts import HostsConfig
+from train.multihost import hosts
 
 SHORT = ["--steps=6", "--optimizer.warmup-steps=2", "--checkpoint-every=3"]
 SHORT += ["--model.num-layers=1", "--model.num-decoder-layers=1"]
@@ -249,7 +249,7 @@ def test_a_launcher_whose_other_process_stays_away():
     task = {"JOB_ID": "7", "STEP_NODELIST": "localhost", "NTASKS": "2"}
     task |= {"PROCID": "0", "LOCALID": "0"}
     environment = {f"SLURM_{name}": value for name, value in task.items()}
-    code = "from train.hosts import HostsConfig, join; join(HostsConfig(timeout=2))"
+    code = "from train.multihost.hosts import HostsConfig, join; join(HostsConfig(timeout=2))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,

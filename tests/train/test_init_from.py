@@ -16,13 +16,13 @@ from ntl_jax.tokenization import load_tokenizer
 from tests.train.helpers import TINY, changed
 from train import __main__ as command_line
 from train.__main__ import main, parse_config
+from train.checkpointing.restore import open_mesh
 from train.config import ConfigError, TrainConfig
+from train.config.presets import load_preset
 from train.data import tokenize_rows
-from train.inputs import tokenizer_name
+from train.data.inputs import tokenizer_name
+from train.evaluation.predict import export, load_run
 from train.loop import run
-from train.placing import open_mesh
-from train.predict import export, load_run
-from train.presets import load_preset
 from train.pretrained import adopt_checkpoint, check_model, fit_vocabulary
 
 GPT2 = GPT2Config(n_positions=96, n_embd=8, n_layer=2, n_head=2)

@@ -6,11 +6,11 @@ import pathlib
 
 import pytest
 
-from ntl_jax.place_tokens import NUMBER_TOKENS
+from ntl_jax.numbers.place_tokens import NUMBER_TOKENS
 from tests.train.helpers import TINY, changed
 from train.config import ConfigError, DataConfig
-from train.inputs import load_inputs, open_tokenizer
-from train.number_tokens import make_vocab
+from train.data.inputs import load_inputs, open_tokenizer
+from train.data.number_tokens import make_vocab
 
 
 def rows(path: pathlib.Path, *answers: str) -> str:

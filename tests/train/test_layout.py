@@ -7,7 +7,7 @@ import pytest
 from ntl_jax.models import GPT2Config
 from tests.train.helpers import TINY, changed
 from train.config import ConfigError
-from train.inputs import layout, load_inputs
+from train.data.inputs import layout, load_inputs
 
 
 def lines(**fields) -> list[str]:

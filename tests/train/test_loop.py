@@ -9,12 +9,12 @@ import pytest
 
 from tests.train.helpers import COMPARED, SHALLOW, changed, tiny_task
 from train import loop
-from train.checkpoint import Checkpointer
-from train.compare import variants
+from train.checkpointing.checkpointer import Checkpointer
+from train.checkpointing.rundir import read_config
 from train.config import ConfigError
-from train.rundir import read_config
+from train.reporting.compare import variants
+from train.reporting.metrics_writer import read_metrics
 from train.state import abstract_state
-from train.writer import read_metrics
 
 STUCK = changed(
     SHALLOW,

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from ntl_jax.models.recompute import Remat
-from ntl_jax.sharding import batch_sharding
+from ntl_jax.models.remat import Remat
+from ntl_jax.sharding.mesh import batch_sharding
 from tests.train.mesh_cases import (
     MODELS,
     config_of,

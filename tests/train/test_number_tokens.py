@@ -10,9 +10,9 @@ from ntl_jax.models import GPT2Config, RegressionTransformerConfig, bind
 from ntl_jax.tokenization import RegressionTransformerTokenizer
 from tests.train.conftest import standard_promotion
 from tests.train.helpers import SHALLOW, changed
-from train.config import ConfigError
+from train.config import ConfigError, validate
+from train.evaluation.predict import load_run, predict
 from train.loop import run
-from train.predict import load_run, predict
 
 PLACES = changed(SHALLOW, number_tokens="places", steps=3)
 
@@ -62,4 +62,4 @@ def test_the_config_says_so(trained):
 
 def test_other_models_are_refused():
     with pytest.raises(ConfigError, match="--number-tokens places is a T5's"):
-        changed(PLACES, model=GPT2Config.small()).validate(8)
+        validate(changed(PLACES, model=GPT2Config.small()), 8)

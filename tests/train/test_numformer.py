@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 
 from ntl_jax.models import NumformerConfig
-from ntl_jax.number_grammar import find_numbers
-from ntl_jax.sharding import batch_sharding, make_mesh
+from ntl_jax.numbers.grammar import find_numbers
+from ntl_jax.sharding.mesh import batch_sharding, make_mesh
 from tests.train.conftest import standard_promotion
 from tests.train.helpers import SHALLOW, changed
-from train.config import ConfigError, LossConfig
+from train.config import ConfigError, LossConfig, validate
 from train.data import MaskedDataset, load_splits
-from train.inputs import load_inputs, open_tokenizer
+from train.data.inputs import load_inputs, open_tokenizer
+from train.data.number_tokens import make_vocab
+from train.evaluation.evaluate_run import evaluate
+from train.evaluation.predict import export, load_run, predict
+from train.heads.families import with_tokenizer
+from train.heads.number_answers import total_loss
 from train.loop import run
 from train.loss import loss_and_grads
-from train.model import with_tokenizer
-from train.number_answers import total_loss
-from train.number_tokens import make_vocab
-from train.predict import export, load_run, predict
 from train.pretrained import fit_vocabulary
-from train.reevaluate import evaluate
 from train.state import init_state, make_task, state_shardings
 
 TINY = changed(
@@ -181,7 +181,7 @@ def test_every_gradient_leaf_equals_one_devices():
 )
 def test_what_does_not_go_together_is_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
-        changed(TINY, **changes).validate(8)
+        validate(changed(TINY, **changes), 8)
 
 
 def test_sizes_that_no_numformer_has_are_refused():

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from ntl_jax.models import GPT2Config, GraniteConfig, init_params
-from ntl_jax.sharding import batch_sharding, make_mesh
+from ntl_jax.sharding.mesh import batch_sharding, make_mesh
 from tests.train.helpers import SHALLOW, changed
-from train.config import ConfigError, LossConfig
+from train.config import ConfigError, LossConfig, validate
 from train.data import pack, tokenize_rows, train_batches
+from train.data.inputs import load_inputs
+from train.data.number_tokens import make_vocab
 from train.data.transforms import Ragged
-from train.inputs import load_inputs
-from train.model import answer_logits, is_decoder_only
-from train.number_tokens import make_vocab
+from train.heads.families import answer_logits, is_decoder_only
 from train.state import init_state, make_task
 from train.step import compile_train_step, loss_and_grads
 
@@ -241,13 +241,13 @@ def test_a_step_is_compiled_once_a_bucket():
 def test_losses_of_whole_rows_are_refused(term):
     config = changed(SHALLOW, data__packing=True, **{f"loss__{term}": 0.1})
     with pytest.raises(ConfigError, match=f"--loss.{term} looks at rows"):
-        config.validate(1)
-    changed(config, data__packing=False).validate(1)
+        validate(config, 1)
+    validate(changed(config, data__packing=False), 1)
 
 
 def test_packing_and_buckets_exclude_each_other():
     config = changed(SHALLOW, data__packing=True, data__buckets=2)
     with pytest.raises(ConfigError, match=r"leave out --data\.buckets"):
-        config.validate(1)
+        validate(config, 1)
     with pytest.raises(ConfigError, match=r"--data\.packed-length 64 needs"):
-        changed(SHALLOW, data__packed_length=64).validate(1)
+        validate(changed(SHALLOW, data__packed_length=64), 1)

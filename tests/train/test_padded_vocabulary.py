@@ -9,8 +9,8 @@ from safetensors.numpy import load_file
 from tests.train.helpers import changed
 from tests.train.test_decoder_only import CAUSAL, MODELS
 from train.config import MeshConfig
+from train.evaluation.predict import export
 from train.loop import run
-from train.predict import export
 
 TOKENS = 513
 

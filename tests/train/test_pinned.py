@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from train.checkpointing.pinned import host_share, reserve_pinned
 from train.config import ConfigError
-from train.pinned import host_share, reserve_pinned
 
 TREE = {
     "params": jax.ShapeDtypeStruct((24, 1024, 16384), jnp.float32),

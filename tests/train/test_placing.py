@@ -13,11 +13,12 @@ from ntl_jax.hf import load_checkpoint
 from ntl_jax.models import init_params
 from tests.train.helpers import COMPARED
 from tests.train.test_reevaluate import SET, answers
-from train import placing, predict
 from train.__main__ import main
+from train.checkpointing import restore as placing
+from train.checkpointing.restore import fitting_mesh, open_mesh, restored_params
 from train.config import ConfigError, MeshConfig
-from train.placing import fitting_mesh, open_mesh, restored_params
-from train.reevaluate import evaluate
+from train.evaluation import predict
+from train.evaluation.evaluate_run import evaluate
 
 RUN = "ce-0.3was"
 MODEL = COMPARED.model

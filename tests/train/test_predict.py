@@ -10,9 +10,15 @@ import pytest
 from safetensors import SafetensorError
 
 from ntl_jax.generate import greedy
+from train.checkpointing.rundir import read_config
 from train.config import ConfigError
-from train.predict import answer_report, export, load_run, number_probabilities, predict
-from train.rundir import read_config
+from train.evaluation.predict import (
+    answer_report,
+    export,
+    load_run,
+    number_probabilities,
+    predict,
+)
 
 QUESTION = "What is 3 plus 4?"
 
@@ -121,7 +127,7 @@ def test_an_export_that_cannot_be_written_is_one_message(
     def failing(*_):
         raise SafetensorError(said)
 
-    monkeypatch.setattr("train.predict.save_checkpoint", failing)
+    monkeypatch.setattr("train.evaluation.predict.save_checkpoint", failing)
     message = rf"out cannot be written \({re.escape(said)}\): {remedy}, or name"
     with pytest.raises(ConfigError, match=message):
         export(compared / "ce", tmp_path / "out")

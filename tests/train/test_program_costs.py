@@ -6,9 +6,9 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ntl_jax.sharding import make_mesh
-from train.matmul_flops import matmul_flops
-from train.program_costs import costs_of
+from ntl_jax.sharding.mesh import make_mesh
+from train.aot.matmul_flops import matmul_flops
+from train.aot.program_costs import costs_of
 
 LAYERS, WIDTH, ROWS = 5, 32, 16
 

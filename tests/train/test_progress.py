@@ -10,12 +10,17 @@ import numpy as np
 import pytest
 
 from tests.train.helpers import SHALLOW, changed, tiny_task
-from train.checkpoint import Checkpointer
-from train.checkpoint_folder import has_checkpoint
+from train.checkpointing.checkpointer import Checkpointer
+from train.checkpointing.folder import has_checkpoint
 from train.loop import run
-from train.progress import IntervalLog, NonFiniteError, StepProfile, peak_memory
+from train.reporting.metrics_writer import MetricWriter, read_metrics
+from train.reporting.progress import (
+    IntervalLog,
+    NonFiniteError,
+    StepProfile,
+    peak_memory,
+)
 from train.state import abstract_state
-from train.writer import MetricWriter, read_metrics
 
 PARAMS = {"a": {"kernel": jnp.ones(2), "scale": jnp.ones(3)}, "b": jnp.ones(1)}
 TOKENS = 3

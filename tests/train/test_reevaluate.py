@@ -11,13 +11,13 @@ import pytest
 from ntl_jax.generate import generate
 from ntl_jax.metrics import numeric_metrics
 from tests.train.helpers import COMPARED as TRAINED
-from train import reevaluate
 from train.__main__ import main
+from train.checkpointing.rundir import read_train_config
 from train.config import ConfigError
-from train.inputs import load_inputs
-from train.predict import load_run
-from train.reevaluate import evaluate
-from train.rundir import read_train_config
+from train.data.inputs import load_inputs
+from train.evaluation import evaluate_run as reevaluate
+from train.evaluation.evaluate_run import evaluate
+from train.evaluation.predict import load_run
 
 RUN = "ce-0.3was"
 SET = "interpolation"

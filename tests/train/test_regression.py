@@ -9,19 +9,19 @@ import pytest
 from ntl_jax.hf import load_checkpoint, save_checkpoint
 from ntl_jax.hf.mapping import flatten
 from ntl_jax.models import T5RegressionConfig, init_params
+from ntl_jax.numbers.value_scales import ValueScale
 from ntl_jax.tokenization import builtin_tokenizer
-from ntl_jax.value_scales import ValueScale
 from tests.train.conftest import standard_promotion
 from tests.train.helpers import SHALLOW, changed, tiny_task
-from train.config import ConfigError, DataConfig
+from train.config import ConfigError, DataConfig, validate
 from train.data import DataError, RowError
-from train.inputs import fitted, load_inputs, naming, tokenized
+from train.data.inputs import fitted, load_inputs, naming, tokenized
+from train.data.number_tokens import make_vocab
+from train.evaluation.predict import export, load_run, predict
+from train.heads.families import with_head
+from train.heads.regression import NumberDataset, last_numbers, written
 from train.loop import run
-from train.model import with_head
-from train.number_tokens import make_vocab
-from train.predict import export, load_run, predict
 from train.pretrained import pretrained_params
-from train.regression import NumberDataset, last_numbers, written
 
 HEAD = changed(
     SHALLOW,
@@ -162,7 +162,7 @@ def test_numbers_are_written_as_they_are_read():
 )
 def test_what_does_not_go_together_is_refused(changes, what):
     with pytest.raises(ConfigError, match=f"--head regression does not go with {what}"):
-        changed(HEAD, **changes).validate(8)
+        validate(changed(HEAD, **changes), 8)
 
 
 def test_the_scale_is_that_of_the_training_answers_and_the_loss_is_said(caplog):

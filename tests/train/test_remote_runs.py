@@ -19,7 +19,7 @@ from tests.train.runs import (
     stop_midway,
     train,
 )
-from train.storage import any_path
+from train.checkpointing.storage import any_path
 
 pytestmark = pytest.mark.slow
 

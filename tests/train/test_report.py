@@ -9,18 +9,18 @@ import pytest
 
 from tests.train.helpers import COMPARED, changed
 from train.__main__ import main, named_runs
-from train.compare import loss_name, variants
 from train.config import ConfigError, LossConfig
-from train.figures import error_figure, error_shares, offset_distribution
-from train.report import read_evaluation, report
-from train.tables import (
+from train.reporting.compare import loss_name, variants
+from train.reporting.figures import error_figure, error_shares, offset_distribution
+from train.reporting.metrics_writer import read_metrics
+from train.reporting.report import read_evaluation, report
+from train.reporting.tables import (
     COLUMNS,
     DIFFERENCES,
     _cell,
     markdown_table,
     paired_comparisons,
 )
-from train.writer import read_metrics
 
 SETS = ["interpolation", "extrapolation"]
 
@@ -209,7 +209,9 @@ def test_shares_of_errors_are_of_all_answers_with_a_last_digit(evaluations, tmp_
 
 
 def test_without_matplotlib_there_is_the_table_alone(compared, tmp_path, monkeypatch):
-    monkeypatch.setattr("train.report.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr(
+        "train.reporting.report.importlib.util.find_spec", lambda _: None
+    )
     text = report({"ce": compared / "ce"}, tmp_path)
     assert "no figure: matplotlib is not installed" in text
     assert [path.name for path in tmp_path.iterdir()] == ["comparison.md"]

@@ -10,8 +10,8 @@ import pytest
 
 from tests.train.runs import free_port
 from train.config import ConfigError
-from train.hosts_config import HostsConfig
-from train.rollcall import roll_call
+from train.config.hosts import HostsConfig
+from train.multihost.rollcall import roll_call
 
 
 def call(

@@ -15,11 +15,10 @@ from ntl_jax.tokenization import (
     load_tokenizer,
 )
 from tests.train.helpers import TINY, changed
-from train import row_checks
 from train.config import DataConfig
-from train.data import tokenize_rows
-from train.inputs import load_inputs
-from train.row_checks import count_unknown
+from train.data import row_checks, tokenize_rows
+from train.data.inputs import load_inputs
+from train.data.row_checks import count_unknown
 
 TRAIN = [
     ("What is 2^3?", "2^3 = 8"),  # twice in a row: counted once

@@ -5,9 +5,10 @@ import json
 import pytest
 
 from tests.train.helpers import TINY, changed
-from train import rundir
+from train.checkpointing import rundir
+from train.checkpointing.resume import check_same_flags, check_same_run
+from train.checkpointing.rundir import resolve_run_dir, write_config
 from train.config import ConfigError
-from train.rundir import check_same_flags, check_same_run, resolve_run_dir, write_config
 
 
 def resumed(tmp_path, schedule: str, then: int, now: int, **more) -> None:

@@ -16,10 +16,10 @@ import pytest
 from etils import epath
 
 from tests.train.helpers import INTERRUPTED_IO, SHALLOW
-from train.checkpoint import Checkpointer
+from train.checkpointing.checkpointer import Checkpointer
+from train.checkpointing.rundir import config_dict
+from train.checkpointing.saving import barrier, quieten_threads, writing_checkpoint
 from train.config import ConfigError
-from train.rundir import config_dict
-from train.saving import barrier, quieten_threads, writing_checkpoint
 
 CONFIG = config_dict(SHALLOW)
 FOLDER = pathlib.Path("/a")

@@ -14,7 +14,12 @@ from ntl_jax.metrics import (
     text_metrics,
 )
 from train.config import EvalConfig
-from train.scores import Answers, answer_metrics, answer_tables, score_intervals
+from train.evaluation.scores import (
+    Answers,
+    answer_metrics,
+    answer_tables,
+    score_intervals,
+)
 
 PRODUCTS = ["3*4=", "12*5=", "7*8=", "30*3=", "9*9="]
 RIGHT = ["12", "60", "56", "90", "81"]

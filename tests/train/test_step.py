@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from ntl_jax.sharding import batch_sharding
+from ntl_jax.sharding.mesh import batch_sharding
 from tests.train.helpers import SHALLOW, changed, tiny_batch, tiny_task
 from train import step as step_module
 from train.optimizer import learning_rate_schedule

@@ -9,11 +9,17 @@ import pytest
 
 from tests.train.helpers import TINY, changed
 from train.__main__ import main, named_runs
+from train.checkpointing.rundir import read_config, resolve_run_dir, write_config
+from train.checkpointing.storage import (
+    AnyPath,
+    Mirror,
+    any_path,
+    make_folder,
+    move_folder,
+)
 from train.config import ConfigError
-from train.progress import StepProfile
-from train.rundir import read_config, resolve_run_dir, write_config
-from train.storage import AnyPath, Mirror, any_path, make_folder, move_folder
-from train.writer import MetricWriter, read_metrics, replace_text
+from train.reporting.metrics_writer import MetricWriter, read_metrics, replace_text
+from train.reporting.progress import StepProfile
 
 
 @pytest.fixture
@@ -56,7 +62,9 @@ def test_a_bucket_that_does_not_exist(bucket):
 
 def test_without_gcsfs(monkeypatch):
     util = types.SimpleNamespace(find_spec=lambda name: None)
-    monkeypatch.setattr("train.storage.importlib", types.SimpleNamespace(util=util))
+    monkeypatch.setattr(
+        "train.checkpointing.storage.importlib", types.SimpleNamespace(util=util)
+    )
     with pytest.raises(ConfigError, match=r"needs gcsfs: pip install 'ntl_jax\[gcs\]'"):
         any_path("gs://bucket/run")
 
@@ -198,7 +206,7 @@ def test_rows_wait_for_a_bucket_that_comes_back(bucket, folder, run_dir, caplog)
 def test_slow_copies_are_made_less_often(bucket, run_dir, monkeypatch):
     seconds = iter([0.0, 10.0, 0.0, 0.1, 0.0, 0.0])
     clock = types.SimpleNamespace(monotonic=lambda: next(seconds))
-    monkeypatch.setattr("train.storage.time", clock)
+    monkeypatch.setattr("train.checkpointing.storage.time", clock)
     mirror = Mirror(run_dir)
     mirror.copy()
     assert mirror._due == 10.0 + 200.0

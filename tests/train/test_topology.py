@@ -4,10 +4,10 @@ import importlib.util
 
 import pytest
 
-from train.chips import CHIPS
+from train.aot.chips import CHIPS
+from train.aot.gpu_targets import GPU_TARGETS
+from train.aot.topology import find_devices
 from train.config import ConfigError
-from train.gpu_targets import GPU_TARGETS
-from train.topology import find_devices
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from tests.train.runs import ROOT
-from train import watchdog
-from train.watchdog import Watchdog
+from train.multihost import watchdog
+from train.multihost.watchdog import Watchdog
 
 STUCK = """
 import ctypes, time

@@ -9,7 +9,12 @@ import pathlib
 import pytest
 
 from train.config import ConfigError
-from train.writer import MetricWriter, read_metrics, replace_text, writing
+from train.reporting.metrics_writer import (
+    MetricWriter,
+    read_metrics,
+    replace_text,
+    writing,
+)
 
 
 def write(run_dir, *rows, start_step=0):
@@ -103,7 +108,7 @@ def test_without_tensorboard_there_are_rows_alone(tmp_path, monkeypatch):
 
 
 def test_only_the_coordinator_writes(tmp_path, monkeypatch):
-    monkeypatch.setattr("train.writer.is_coordinator", lambda: False)
+    monkeypatch.setattr("train.reporting.metrics_writer.is_coordinator", lambda: False)
     write(tmp_path, (1, "train", {"loss": 1.0}))
     assert list(tmp_path.iterdir()) == []
 

@@ -3,7 +3,7 @@
 import os
 import re
 
-from ntl_jax.number_grammar import clean_numbers
+from ntl_jax.numbers.grammar import clean_numbers
 from train.data.files import BadRows
 from train.data.jsonl import read_jsonl
 from train.data.rows import Row

@@ -7,11 +7,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from ntl_jax.number_grammar import Exact, Number, find_numbers
+from ntl_jax.numbers.grammar import Exact, Number, find_numbers
+from ntl_jax.numbers.value_scales import ValueScale
 from ntl_jax.tokenization import XvalTokenizer, mask_at_random, mask_last_number
 from ntl_jax.tokenization.masked_numbers import MaskedBatch, MaskedRow
 from ntl_jax.tokenization.xval import NumberedIds
-from ntl_jax.value_scales import ValueScale
 from train.data.files import DataError, RowError
 from train.data.rows import Row, named_answer
 from train.data.transforms import Batch, Ragged, TokenizedDataset, round_up

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ntl_jax import NumberVocab
-from ntl_jax.losses.rivals import digit_entropy
+from ntl_jax.losses.baselines import digit_entropy
 from tests.losses.rivals.checks import (
     CASES,
     DIGITS,

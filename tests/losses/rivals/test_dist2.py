@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ntl_jax import cross_entropy, gaussian_targets
 from ntl_jax.losses import place_weights
-from ntl_jax.losses.rivals import dist2
+from ntl_jax.losses.baselines import dist2
 from tests.losses.rivals.checks import (
     CASES,
     DIGITS,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ntl_jax import NumberVocab, ntl_was
-from ntl_jax.losses.rivals import ntil, ntil_total
+from ntl_jax.losses.baselines import ntil, ntil_total
 from tests.losses.rivals.checks import (
     DIGITS,
     S_LABELS,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ntl_jax import NumberVocab, cross_entropy, ntl_mse
-from ntl_jax.losses.rivals import raft, raft_cross_entropy_weights, score_positions
+from ntl_jax.losses.baselines import raft, raft_cross_entropy_weights, score_positions
 from tests.losses.rivals.checks import (
     DIGITS,
     assert_equals_twin,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ntl_jax import NumberVocab
-from ntl_jax.losses.rivals import smmd, smmd_matrix
+from ntl_jax.losses.baselines import smmd, smmd_matrix
 from tests.losses.rivals.checks import (
     CASES,
     DIGITS,

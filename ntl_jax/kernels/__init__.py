@@ -1,0 +1,1 @@
+"""Fast programs, each beside a plain reference and the place where one is chosen."""

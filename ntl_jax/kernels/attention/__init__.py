@@ -1,0 +1,1 @@
+"""Attention: where the program is chosen (`dispatch`), and the programs."""

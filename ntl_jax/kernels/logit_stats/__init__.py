@@ -1,0 +1,1 @@
+"""One pass over the columns of the logits, forward and back; see `dispatch`."""

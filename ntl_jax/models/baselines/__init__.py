@@ -1,0 +1,1 @@
+"""Models that read or answer numbers as numbers, to compare with."""

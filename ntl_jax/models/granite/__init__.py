@@ -1,0 +1,1 @@
+"""Granite, dense and mixture of experts."""

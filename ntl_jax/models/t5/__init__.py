@@ -1,0 +1,1 @@
+"""T5: the encoder-decoder of the paper's text experiments."""

@@ -1,0 +1,1 @@
+"""What a number is: tokens that are numbers, numbers in text, and their values."""

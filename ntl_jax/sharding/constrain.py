@@ -1,0 +1,181 @@
+"""Sharding constraints on activations, batches and kernels, by what they hold."""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from ntl_jax.sharding.mesh import AXES, BATCH_AXES, data_shards, known_mesh
+
+
+def keep_rows(x: jax.Array, columns: bool = False) -> jax.Array:
+    """Pins a batch of activations to the layout that the batch itself has.
+
+    Left alone, the partitioner may cut hidden states along their width instead, as the
+    embedding table under `fsdp` is cut: then every device has every row, and the
+    activations are sent around in the place of the parameters.
+
+    Args:
+        x: [B, ...], rows of a batch.
+        columns: whether the last axis, one of vocabulary columns, is cut by `tensor`.
+
+    Returns:
+        `x`, axis 0 over the data-parallel devices and no other axis cut, but for the
+        last one's columns. Without a mesh (see `on_mesh`), inside a `shard_map`, and
+        where the rows or columns do not divide over the devices: `x` as it is.
+    """
+    mesh = known_mesh()
+    if mesh is None:
+        return x
+    last = "tensor" if columns else None
+    if x.shape[0] % data_shards(mesh) or (last and x.shape[-1] % mesh.shape[last]):
+        return x
+    spec = [BATCH_AXES, *[None] * (x.ndim - 1)]
+    if last:
+        spec[-1] = last
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
+
+
+def keep_cut(x: jax.Array) -> jax.Array:
+    """Pins what is read from a table to the cut of the table's width.
+
+    Each device reads its part of the width for the rows of all devices of its `fsdp`
+    group, which then trade parts for rows. Without this the partitioner sends every
+    row of the whole batch to every device.
+
+    Decoding keeps all its states so: the few rows of a step are sent around, and the
+    parameters stay where they are.
+
+    Args:
+        x: [B, T, D], read from a table [V, D] by the ids of a batch.
+
+    Returns:
+        `x`, rows over `data`, if they divide, and width over `fsdp`; without a mesh,
+        and where the width does not divide, `x` as it is.
+    """
+    mesh = known_mesh()
+    if mesh is None or x.ndim != 3:
+        return x
+    if x.shape[-1] % mesh.shape["fsdp"]:
+        return x
+    rows = None if x.shape[0] % mesh.shape["data"] else "data"
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(rows, None, "fsdp"))
+
+
+def keep_gathered(
+    kernel: jax.Array, *, tensor_cuts: Literal["inputs", "outputs"]
+) -> jax.Array:
+    """Gathers a kernel in one piece where it is used, and cuts its gradient up.
+
+    Left alone, the partitioner may send the activations of all rows around instead, so
+    that each device works with its part of a kernel that is cut along its inputs.
+
+    Args:
+        kernel: [in, ..., out], cut along `in` by `fsdp`.
+        tensor_cuts: "inputs" or "outputs".
+
+    Returns:
+        `kernel`, cut by `tensor` alone; without a mesh, and where sizes do not divide,
+        as it is.
+    """
+    mesh = known_mesh()
+    if mesh is None:
+        return kernel
+    fsdp, tensor = mesh.shape["fsdp"], mesh.shape["tensor"]
+    if tensor_cuts == "inputs":
+        divides = kernel.shape[0] % (tensor * fsdp) == 0
+        used = PartitionSpec("tensor")
+        kept = PartitionSpec(("tensor", "fsdp"))
+    else:
+        divides = kernel.shape[0] % fsdp == 0 and kernel.shape[-1] % tensor == 0
+        rest = (*(None,) * (kernel.ndim - 2), "tensor")
+        used = PartitionSpec(None, *rest)
+        kept = PartitionSpec("fsdp", *rest)
+    if not divides:
+        return kernel
+    # Cut first, for it is the kernel in this dtype that is to be sent.
+    cut = jax.lax.with_sharding_constraint(kernel, kept)
+    return jax.lax.with_sharding_constraint(cut, used)
+
+
+def keep_heads(x: jax.Array, *, rows: int, heads: int) -> jax.Array:
+    """Pins queries, keys or values: rows as the batch, heads as the projections.
+
+    Args:
+        x: of any shape.
+        rows: the axis of rows.
+        heads: the axis of heads.
+
+    Returns:
+        `x`, cut along both axes, or along the one that divides over its devices;
+        without a mesh, `x` as it is.
+    """
+    mesh = known_mesh()
+    if mesh is None:
+        return x
+    spec: list[Any] = [None] * x.ndim
+    if x.shape[rows] % data_shards(mesh) == 0:
+        spec[rows] = BATCH_AXES
+    if x.shape[heads] % mesh.shape["tensor"] == 0:
+        spec[heads] = "tensor"
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
+
+
+def spread_rows(x: jax.Array) -> jax.Array:
+    """Shares out rows over all devices, so that each has the whole of its rows.
+
+    Args:
+        x: [B, ...], rows of a batch; columns may be cut by `tensor`.
+
+    Returns:
+        `x`, axis 0 over all devices; as `keep_rows` pins it where rows do not divide.
+    """
+    mesh = known_mesh()
+    if mesh is None or x.shape[0] % mesh.size:
+        return keep_rows(x)
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(AXES))
+
+
+def column_parts(x: jax.Array) -> int:
+    """Into how many parts `keep_rows(x, columns=True)` cuts the columns of `x`."""
+    mesh = known_mesh()
+    if mesh is None or x.ndim < 2 or x.shape[0] % data_shards(mesh):
+        return 1
+    return 1 if x.shape[-1] % mesh.shape["tensor"] else mesh.shape["tensor"]
+
+
+def split_rows(batch: Any, parts: int) -> Any:
+    """Cuts a batch into parts that each are spread over all data-parallel devices.
+
+    No row changes its device: a part takes the same share of each device's rows.
+
+    Args:
+        batch: a tree of arrays [B, ...], laid out as `batch_sharding` says.
+        parts: how many; it divides each device's rows.
+
+    Returns:
+        The tree with arrays [parts, B / parts, ...], to be scanned over.
+
+    >>> split_rows(jnp.arange(6), 3)  # on one device
+    Array([[0, 1],
+           [2, 3],
+           [4, 5]], dtype=int32)
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    devices = 1 if mesh.empty else data_shards(mesh)
+
+    def split(x: jax.Array) -> jax.Array:
+        if x.shape[0] % (devices * parts):
+            raise ValueError(
+                f"{x.shape[0]} rows do not divide into {parts} parts of equal shares "
+                f"of {devices} data-parallel devices: take a multiple of "
+                f"{devices * parts} rows."
+            )
+        by_device = x.reshape(devices, parts, -1, *x.shape[1:])
+        pieces = jnp.swapaxes(by_device, 0, 1).reshape(parts, -1, *x.shape[1:])
+        if mesh.empty:
+            return pieces
+        return jax.lax.with_sharding_constraint(pieces, PartitionSpec(None, BATCH_AXES))
+
+    return jax.tree.map(split, batch)

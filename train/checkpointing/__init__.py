@@ -1,0 +1,1 @@
+"""Checkpoints and run folders, on disks and in buckets."""

@@ -1,0 +1,97 @@
+"""Whether an old run may be continued: what its config and this one may differ in."""
+
+import math
+from typing import Any
+
+from train.checkpointing.rundir import config_dict, read_config
+from train.checkpointing.storage import AnyPath
+from train.config import ConfigError, TrainConfig
+from train.multihost.hosts import check_everywhere, from_first
+
+MAY_DIFFER = {
+    "mesh",
+    "hosts",
+    "compilation_cache",
+    "token_cache",
+    "accumulate",
+    "deterministic",
+    "fused_head",
+    "log_every",
+    "profile_at",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "run_dir",
+    "resume",
+    "model.attention",
+    "model.remat",
+    "model.unroll_layers",
+}
+
+"""Fields that a resumed run may change without becoming another run."""
+
+OF_EACH_HOST = {"hosts", "run_dir", "compilation_cache", "token_cache", "data.raw_dir"}
+
+"""Fields that may differ from host to host; `run_dir` is host 0's on all of them."""
+
+
+def check_same_run(run_dir: AnyPath, config: TrainConfig) -> None:
+    """Refuses to resume under another model, data, loss or optimizer.
+
+    Raises:
+        ConfigError: names every field that differs, with both values.
+    """
+    old, new = _flat(read_config(run_dir)), _flat(config_dict(config))
+    may_differ = MAY_DIFFER
+    if _may_go_on(old, new):
+        may_differ = MAY_DIFFER | {"steps"}
+    # A field that came later had its default then.
+    old = _flat(config_dict(TrainConfig(name=config.name))) | old
+    differing = [
+        f"--{key.replace('_', '-')}: {old.get(key)!r} then, {value!r} now"
+        for key, value in new.items()
+        if may_differ.isdisjoint((key, key.split(".")[0])) and old.get(key) != value
+    ]
+    if differing:
+        raise ConfigError(
+            f"{run_dir} was trained with other settings, so it cannot be resumed with "
+            "these:\n  " + "\n  ".join(differing) + "\nGive the old ones, or train "
+            "anew in another folder, without --resume."
+        )
+
+
+def check_same_flags(config: TrainConfig) -> None:
+    """Refuses to train where hosts were started with different flags.
+
+    They would wait for each other forever, or train another model each, unnoticed.
+
+    Raises:
+        ConfigError: names every field that differs from host 0's, with both values.
+    """
+    own = _flat(config_dict(config))
+    first = from_first(lambda: own)
+    differing = [
+        f"--{key.replace('_', '-')}: {first.get(key)!r} on host 0, {value!r} here"
+        for key, value in own.items()
+        if OF_EACH_HOST.isdisjoint((key, key.split(".")[0])) and first.get(key) != value
+    ]
+    check_everywhere(
+        not differing,
+        "every host must be started with the same flags, and these differ:\n  "
+        + "\n  ".join(differing),
+    )
+
+
+def _may_go_on(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether more steps change nothing of those that were taken."""
+    more = new["steps"] > (old.get("steps") or math.inf)
+    return more and old.get("optimizer.schedule") in ("constant", "plateau")
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

@@ -1,0 +1,148 @@
+"""Frozen dataclasses that describe a run; every field is a command-line flag."""
+
+import dataclasses
+from typing import Annotated, Literal
+
+import tyro
+
+from ntl_jax.models import AnyConfig, T5Config
+from train.config.data import DataConfig
+from train.config.hosts import HostsConfig
+from train.config.loss import LossConfig
+from train.config.mesh import MeshConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """The optimizer and its learning rate (the paper's by default)."""
+
+    name: Literal["adamw", "adafactor"] = "adamw"
+    """adafactor: T5's own, whose steps are relative to each parameter's size; from
+    scratch it takes learning rates near 0.01."""
+    learning_rate: float = 1e-4
+    """Peak learning rate."""
+    schedule: Literal["constant", "cosine", "linear", "plateau"] = "constant"
+    """After warm-up. plateau: multiplied by plateau_factor when the loss of the first
+    evaluation set has not improved for plateau_patience evaluations."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly from 0."""
+    final_fraction: float = 0.0
+    """cosine, linear: the last learning rate as a share of the peak."""
+    plateau_factor: float = 0.5
+    """plateau: what the learning rate is multiplied by."""
+    plateau_patience: int = 5
+    """plateau: evaluations without improvement that are borne, as in PyTorch."""
+    b1: float = 0.9
+    """Decay of the first moment."""
+    b2: float = 0.999
+    """Decay of the second moment."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay; never on norms, biases and relative-position biases."""
+    mu_dtype: Literal["float32", "bfloat16"] = "float32"
+    """adamw: how the first moment is kept; bfloat16 takes 2 bytes a parameter less."""
+    clip_norm: float | None = 1.0
+    """Largest global gradient norm; None does not clip."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """Evaluation: teacher-forced losses, then generated answers and their metrics."""
+
+    every: int | None = None
+    """Steps between evaluations; None evaluates only at the end."""
+    batch_size: int = 64
+    """Questions a decoding step, over all devices."""
+    max_new_tokens: int = 32
+    """Longest answer that is generated [tokens]."""
+    beams: int = 1
+    """Beams that decoding searches with (the paper: 4); 1 decodes greedily."""
+    numbers: Literal["argmax", "expected", "median"] = "argmax"
+    """Which number token greedy decoding writes where the likeliest token is one: this
+    one, or the one nearest to the mean or median of their distribution."""
+    paper_compat: bool = False
+    """Count as the paper's code does: its grammar of numbers, answers within 0.001% as
+    right, predictions clipped to 1e10, means over batches, padding as right tokens."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """A whole run: `python -m train PRESET --field value`."""
+
+    name: str
+    """Names the run folder."""
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    model: Annotated[AnyConfig, tyro.conf.AvoidSubcommands] = dataclasses.field(
+        default_factory=T5Config.small
+    )
+    loss: LossConfig = dataclasses.field(default_factory=lambda: LossConfig(was=0.3))
+    optimizer: OptimizerConfig = OptimizerConfig()
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    evaluation: EvalConfig = EvalConfig()
+    hosts: HostsConfig = dataclasses.field(default_factory=HostsConfig)
+    tokenizer: str = "builtin"
+    """builtin, a folder, or a Hugging Face hub id."""
+    split_digits: bool = True
+    """Split every multi-digit piece into single digits."""
+    number_policy: Literal["digits", "numbers", "ntloss"] = "digits"
+    """Which tokens count as numbers."""
+    number_tokens: Literal["digits", "places"] = "digits"
+    """How numbers are written. places: digits that name their decimal place, which a T5
+    reads with number encodings (the Regression Transformer); each counts as its digit,
+    whatever number_policy says."""
+    head: Literal["lm", "regression", "numformer"] = "lm"
+    """What answers; the other two write no text. regression: a T5 with a regression
+    head, which learns the last number of each answer by squared error; --loss has no
+    part. numformer: xVal's encoder, of the model's sizes, which reads numbers as values
+    and fills in the last number of the answer."""
+    value_scale: Literal["none", "log1p", "minmax5"] = "none"
+    """regression, numformer: what numbers go through before the model reads or learns
+    them. minmax5: the training rows' range becomes -5 to 5, as in xVal."""
+    mask_rate: float | None = None
+    """numformer: training hides this share of all tokens at random, as xVal does; None
+    hides the answer's number alone, as the paper's baseline and evaluation do."""
+    allow_low_coverage: bool = False
+    """Train although under half of the digits in the answers land on number tokens."""
+    init_from: str | None = None
+    """Start from this Hugging Face checkpoint (folder or hub id) of any family. Its
+    config takes the place of the preset's model, but for dropout and compute dtype;
+    its tokenizer is used where `tokenizer` is builtin. None: the preset's model, from
+    random weights."""
+    cross_entropy_baseline: bool = False
+    """Train a second model with cross entropy alone, on the same data, seed and
+    tokenizer, and print both side by side."""
+    steps: int = 1000
+    """Optimizer steps."""
+    accumulate: int = 1
+    """Parts that a step takes its batch in, one after another, to need less memory;
+    loss and gradient are those of the whole, but for the loss that balances experts,
+    which is the mean of the parts'."""
+    fused_head: bool = False
+    """Make logits a few thousand tokens at a time and never keep them: less memory for
+    a large vocabulary, the same losses."""
+    deterministic: bool = False
+    """GPUs: the same bits in every run on the same mesh, resumed ones included, at some
+    cost of speed; CPUs and TPUs give them anyway."""
+    log_every: int = 50
+    """Steps between rows of metrics.jsonl, each the mean since the row before;
+    checkpoints and evaluations end a row too."""
+    profile_at: int | None = None
+    """Write a profile of three steps, this one and the next, to profile/ in the run's
+    folder, for xprof or Perfetto; None writes none."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints; None saves only the last step."""
+    keep_checkpoints: int = 2
+    """Checkpoints kept on disk."""
+    seed: int = 0
+    """Initialisation and dropout."""
+    run_dir: str | None = None
+    """Where everything is written: a folder, or gs://BUCKET/FOLDER (default: runs/NAME,
+    numbered if it exists)."""
+    resume: bool = False
+    """Continue the newest run of this name, or the one in run_dir, to the last bit."""
+    token_cache: str | None = None
+    """Folder that keeps token ids between runs, for data of many rows; None makes them
+    at every start."""
+    compilation_cache: str | None = None
+    """Folder that keeps compiled programs between runs; None compiles anew."""

@@ -1,0 +1,1 @@
+"""Generated answers and their scores."""

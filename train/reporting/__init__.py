@@ -1,0 +1,1 @@
+"""Metrics on disk, tables and figures."""

@@ -1,0 +1,169 @@
+"""metrics.jsonl, one object a row; TensorBoard beside it where it is installed."""
+
+import contextlib
+import importlib.util
+import json
+import logging
+import math
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from train.checkpointing.storage import (
+    AnyPath,
+    Mirror,
+    is_remote,
+    reaching,
+    write_remedy,
+)
+from train.config import ConfigError
+from train.multihost.hosts import is_coordinator
+from train.reporting.board import Board
+
+METRICS_FILE = "metrics.jsonl"
+
+logger = logging.getLogger("train")
+
+
+def replace_text(path: AnyPath, text: str) -> None:
+    """Writes a whole file or none: killed at any moment, the old one is still there.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    if is_remote(path):  # objects are written whole
+        with reaching(path):
+            path.write_text(text)
+        return
+    unfinished = path.with_name(path.name + ".unfinished")
+    with writing(path):
+        unfinished.write_text(text)
+        unfinished.replace(path)
+
+
+@contextlib.contextmanager
+def writing(path: AnyPath | str) -> Iterator[None]:
+    """Says of errors of the file system what could not be written, and what to do.
+
+    Raises:
+        ConfigError: in place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}): "
+            f"{write_remedy(error.errno)}, then start again, a run with --resume."
+        ) from error
+
+
+class MetricWriter:
+    """Appends rows of numbers to `run_dir/metrics.jsonl`; process 0 alone writes.
+
+    A resumed run first drops the rows after `start_step` and those of the final
+    evaluation, which it will write again. To a bucket the files are copied: from time
+    to time, by `flush` and by `close`.
+    """
+
+    def __init__(self, run_dir: AnyPath, *, start_step: int = 0) -> None:
+        self._file = self._board = self._mirror = None
+        if not is_coordinator():
+            return
+        folder = pathlib.Path(run_dir)
+        if is_remote(run_dir):
+            self._mirror = Mirror(run_dir)
+            folder = self._mirror.folder
+        path = folder / METRICS_FILE
+        kept = [
+            row
+            for row in read_metrics(run_dir)
+            if row["step"] <= start_step and not row["kind"].startswith("final/")
+        ]
+        replace_text(path, "".join(json.dumps(row) + "\n" for row in kept))
+        with writing(path):
+            self._file = path.open("ab", buffering=0)
+        if importlib.util.find_spec("tensorboardX"):
+            with writing(folder):
+                self._board = Board(folder, start_step)
+        self.flush()
+
+    def write(self, step: int, kind: str, values: dict[str, Any]) -> None:
+        """Writes one row: `{"step": step, "kind": kind, **values}`.
+
+        Numbers that JSON cannot hold (nan, inf) are written as null.
+        """
+        if self._file is None:
+            return
+        row = {"step": step, "kind": kind} | {k: _plain(v) for k, v in values.items()}
+        with writing(self._file.name):
+            self._append(json.dumps(row) + "\n")
+            if self._board is not None:
+                numbers = {k: v for k, v in row.items() if isinstance(v, float)}
+                self._board.add(step, {f"{kind}/{k}": v for k, v in numbers.items()})
+        if self._mirror is not None:
+            self._mirror.copy_if_due()
+
+    def _append(self, text: str) -> None:
+        """Writes at once: what a full disk refuses waits in no buffer."""
+        assert self._file is not None
+        content = text.encode()
+        while content:
+            content = content[self._file.write(content) :]
+
+    def flush(self) -> None:
+        """Lets no row be lost with this machine.
+
+        Raises:
+            ConfigError: the bucket cannot be written.
+        """
+        if self._mirror is not None:
+            self._mirror.copy()
+
+    def close(self) -> None:
+        """Flushes and closes the files."""
+        if self._file is not None:
+            self._file.close()
+        if self._board is not None:
+            try:
+                self._board.close()
+            except OSError as error:  # after another, mostly; the rows are all there
+                logger.warning("TensorBoard lacks the last numbers (%s)", error)
+        if self._mirror is not None:
+            self._mirror.close()
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_metrics(run_dir: AnyPath) -> list[dict[str, Any]]:
+    """All complete rows of a run's metrics, oldest first.
+
+    A killed run can leave half a last row, which is not counted.
+
+    Raises:
+        ConfigError: another row is not JSON, or not one of a run.
+    """
+    path = run_dir / METRICS_FILE
+    if not path.exists():
+        return []
+    rows = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            rows += [_row(line)] if line else []
+        except ValueError as error:  # not JSON, not UTF-8, or no row
+            raise ConfigError(
+                f"{path}, line {number} is damaged ({error}): delete the line."
+            ) from error
+    return rows
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    row = json.loads(line)
+    if (
+        isinstance(row, dict)
+        and isinstance(row.get("step"), int)
+        and isinstance(row.get("kind"), str)
+    ):
+        return row
+    raise ValueError("it is no row with a step and a kind")
