@@ -11,6 +11,7 @@ from ntl_jax.losses import Objective as Objective
 from ntl_jax.losses import Term as Term
 from ntl_jax.losses import cross_entropy as cross_entropy
 from ntl_jax.losses import cross_entropy_from_stats as cross_entropy_from_stats
+from ntl_jax.losses import digit_weights as digit_weights
 from ntl_jax.losses import distances as distances
 from ntl_jax.losses import gaussian_cross_entropy as gaussian_cross_entropy
 from ntl_jax.losses import (
@@ -37,7 +38,7 @@ from ntl_jax.losses import number_level_loss as number_level_loss
 from ntl_jax.losses import number_level_loss_from_stats as number_level_loss_from_stats
 from ntl_jax.losses import number_spans as number_spans
 from ntl_jax.losses import objective_from_hidden as objective_from_hidden
-from ntl_jax.losses import place_weights as place_weights
+from ntl_jax.losses import place_weights as place_weights  # its former name
 from ntl_jax.losses import predict_numbers as predict_numbers
 from ntl_jax.losses import predict_numbers_from_stats as predict_numbers_from_stats
 from ntl_jax.losses import shift_labels as shift_labels

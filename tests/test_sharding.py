@@ -10,13 +10,18 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ntl_jax.models import T5Config, init_params
-from ntl_jax.sharding.constrain import column_parts, keep_cut, keep_heads, spread_rows
+from ntl_jax.sharding.constrain import (
+    column_parts,
+    keep_cut,
+    keep_heads,
+    shard_over_all,
+)
 from ntl_jax.sharding.mesh import (
     batch_sharding,
+    fsdp_size,
     make_mesh,
     mesh_of,
     on_mesh,
-    width_parts,
 )
 from ntl_jax.sharding.rules import param_shardings
 from ntl_jax.sharding.spmd import row_by_row
@@ -119,7 +124,7 @@ def test_what_pins_leave_where_sizes_do_not_divide():
     assert whole == PartitionSpec(("data", "fsdp"), None, "tensor")
     assert no_rows == PartitionSpec(None, None, "tensor") and no_heads == rows
     assert specs_of(keep_cut, (3, 1, 4)) == [PartitionSpec(None, None, "fsdp")]
-    spread, few = specs_of(spread_rows, (8, 5), (4, 5))
+    spread, few = specs_of(shard_over_all, (8, 5), (4, 5))
     assert spread == PartitionSpec(("data", "fsdp", "tensor")) and few == rows
 
 
@@ -134,7 +139,7 @@ def test_rows_and_their_parts_are_gone_through_apart():
     @jax.jit
     def run(x):
         with on_mesh(mesh):
-            parts = column_parts(x), width_parts()
+            parts = column_parts(x), fsdp_size()
             cut = x.reshape(4, 2, 3)
             return parts, row_by_row(largest, x), row_by_row(largest, cut, parts=1)
 
@@ -145,7 +150,7 @@ def test_rows_and_their_parts_are_gone_through_apart():
     np.testing.assert_array_equal(whole[:, 0], x.max(axis=1))
     np.testing.assert_array_equal(by_part[..., 0], x.reshape(4, 2, 3).max(axis=2))
     row_by_row(largest, x)  # no mesh is known
-    assert seen[-1] == (4, 6) and column_parts(x) == width_parts() == 1
+    assert seen[-1] == (4, 6) and column_parts(x) == fsdp_size() == 1
 
 
 def test_parameters_tell_their_mesh():

@@ -6,27 +6,27 @@ import numpy as np
 import pytest
 
 from ntl_jax import NumberVocab
-from ntl_jax.numbers.token_kinds import Kind, bare, ids_of_kind, kind_of, kinds_of
+from ntl_jax.numbers.token_kinds import TokenKind, bare, ids_of_kind, kind_of, kinds_of
 
 
 @pytest.mark.parametrize(
     ("token", "kind"),
     [
-        (".", Kind.POINT),
-        ("▁.", Kind.POINT | Kind.WORD_START),
-        (",", Kind.COMMA),
-        ("-", Kind.MINUS),
-        ("Ġ-", Kind.MINUS | Kind.WORD_START),
-        ("\u2212", Kind.MINUS),
-        ("5", Kind.OPERAND),
-        (" 12", Kind.OPERAND | Kind.WORD_START),
-        ("x)", Kind.OPERAND),
-        ("%", Kind.OPERAND),
-        ("▁is", Kind.LETTER | Kind.WORD_START),
-        ("▁", Kind.BLANK | Kind.WORD_START),
-        ("...", Kind(0)),
-        ("", Kind(0)),
-        ("=", Kind(0)),
+        (".", TokenKind.POINT),
+        ("▁.", TokenKind.POINT | TokenKind.WORD_START),
+        (",", TokenKind.COMMA),
+        ("-", TokenKind.MINUS),
+        ("Ġ-", TokenKind.MINUS | TokenKind.WORD_START),
+        ("\u2212", TokenKind.MINUS),
+        ("5", TokenKind.OPERAND),
+        (" 12", TokenKind.OPERAND | TokenKind.WORD_START),
+        ("x)", TokenKind.OPERAND),
+        ("%", TokenKind.OPERAND),
+        ("▁is", TokenKind.LETTER | TokenKind.WORD_START),
+        ("▁", TokenKind.BLANK | TokenKind.WORD_START),
+        ("...", TokenKind(0)),
+        ("", TokenKind(0)),
+        ("=", TokenKind(0)),
     ],
 )
 def test_kinds(token, kind):
@@ -36,7 +36,7 @@ def test_kinds(token, kind):
 def test_kinds_of_a_vocabulary():
     kinds = kinds_of({"-": 3, ".": 1, "▁.": 0}, 5)
     assert kinds.dtype == np.uint8 and kinds.tolist() == [9, 1, 0, 4, 0]
-    assert ids_of_kind(kinds, Kind.POINT).tolist() == [0, 1]
+    assert ids_of_kind(kinds, TokenKind.POINT).tolist() == [0, 1]
     assert bare("▁▁5") == "▁5" and bare("5▁") == "5▁"
 
 

@@ -34,7 +34,7 @@ from train.checkpointing.storage import (
     any_path,
     is_remote,
     local_path,
-    reaching,
+    storage_errors,
 )
 from train.config import ConfigError, TrainConfig
 from train.config.presets import load_preset, preset_names
@@ -43,7 +43,13 @@ from train.data import DataError
 from train.evaluation.evaluate_run import evaluate
 from train.evaluation.predict import export, predict
 from train.loop import RunInterruptedError, brief, run
-from train.multihost.hosts import from_first, is_coordinator, join, leave, part_together
+from train.multihost.hosts import (
+    broadcast_from_coordinator,
+    is_coordinator,
+    join,
+    leave,
+    sync_hosts,
+)
 from train.multihost.watchdog import Progress, Watchdog
 from train.pretrained import adopt_checkpoint
 from train.reporting.compare import run_comparison
@@ -148,17 +154,17 @@ def _run(command: str, rest: list[str]) -> int:
         case "aot", [preset, *overrides] if not preset.startswith("-"):
             return compile_for(preset, overrides)
         case "predict", [run_dir, question, *flags_]:
-            with reaching(path := any_path(run_dir)):
+            with storage_errors(path := any_path(run_dir)):
                 say(predict(path, question, flags_))
         case "export", [run_dir, folder, *flags_]:
-            with reaching(path := any_path(run_dir)):
+            with storage_errors(path := any_path(run_dir)):
                 export(path, local_path(folder), flags_)
         case "evaluate", [run_dir, *flags_] if not run_dir.startswith("-"):
-            with reaching(path := any_path(run_dir)):
+            with storage_errors(path := any_path(run_dir)):
                 say(evaluate(path, flags_))
         case "report", [folder, *paths] if paths:
             runs, path = named_runs(paths), any_path(folder)
-            with reaching(path, *runs.values()):
+            with storage_errors(path, *runs.values()):
                 refuse_run(path)
                 say(report(runs, path))
         case (
@@ -251,14 +257,16 @@ def train(preset: str, overrides: list[str]) -> None:
         jax.config.update("jax_compilation_cache_dir", config.compilation_cache)
     with Watchdog(config.hosts.stuck_after) as watchdog:
         check_same_flags(config)
-        run_dir = any_path(from_first(lambda: str(resolve_run_dir(config))))
+        run_dir = any_path(
+            broadcast_from_coordinator(lambda: str(resolve_run_dir(config)))
+        )
         if is_coordinator():
             print(f"writing to {run_dir}", file=sys.stderr)
-        with reaching(run_dir):
+        with storage_errors(run_dir):
             summary = _train_in(run_dir, config, watchdog.pat)
         if is_coordinator():
             say(summary)
-        part_together()
+        sync_hosts()
 
 
 def _train_in(run_dir: AnyPath, config: TrainConfig, progress: Progress) -> str:

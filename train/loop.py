@@ -22,7 +22,7 @@ from train.checkpointing.rundir import (
     value_scale_of,
     write_config,
 )
-from train.checkpointing.storage import AnyPath, make_folder, reaching
+from train.checkpointing.storage import AnyPath, make_folder, storage_errors
 from train.config import ConfigError, TrainConfig, mesh_shape, validate
 from train.data import train_batches
 from train.data.inputs import (
@@ -42,8 +42,8 @@ from train.heads.families import (
     with_tokenizer,
 )
 from train.multihost.hosts import (
-    check_everywhere,
-    from_first,
+    assert_all_hosts,
+    broadcast_from_coordinator,
     is_coordinator,
     local_rows,
     place,
@@ -108,12 +108,14 @@ def run(
     mesh = make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"])
 
     # ------------------------------------------------------------ folder
-    old = from_first(lambda: _found_out_before(run_dir, config))
+    old = broadcast_from_coordinator(lambda: _found_out_before(run_dir, config))
 
     # ------------------------------------------------------------ text, model
     task, inputs = _prepare(config, mesh, old, progress)
-    from_first(lambda: _open_folder(run_dir, config, task.model, inputs.scale))
-    check_everywhere(
+    broadcast_from_coordinator(
+        lambda: _open_folder(run_dir, config, task.model, inputs.scale)
+    )
+    assert_all_hosts(
         (run_dir / CONFIG_FILE).exists(),
         f"{run_dir} is not the folder that host 0 writes to: name one on storage that "
         "all hosts share, with --run-dir.",
@@ -198,7 +200,7 @@ def _first_state(
         found = checkpointer.newest(lambda at: checkpointer.restore(at, abstract))
         if found is not None:
             last, state = found
-            checkpointer.set_aside_after(last)
+            checkpointer.quarantine_after(last)
             logger.info("resuming %s at step %d", run_dir, last)
             return state
     state = init_state(task, pretrained_params(task))
@@ -288,7 +290,7 @@ def _evaluate(
 def _found_out_before(run_dir: AnyPath, config: TrainConfig) -> dict[str, Any] | None:
     """Of the run to resume: its model, whose vocabulary was fitted to the mesh it had
     then, and its scale, which was fitted to its rows."""
-    with reaching(run_dir):
+    with storage_errors(run_dir):
         old = (run_dir / CONFIG_FILE).exists() or has_checkpoint(run_dir)
         if not (config.resume and old):
             return None

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntl_jax import losses
-from ntl_jax.losses import baselines as rivals
+from ntl_jax.losses import baselines as baselines
 from ntl_jax.losses import distances
 from ntl_jax.numbers.vocab import NumberVocab
 
@@ -105,9 +105,9 @@ def by_prediction() -> list[Panel]:
         Panel(r"NTL-Huber, $\delta$ = 1", "digits²", of(losses.ntl_huber), NTL),
         Panel(r"NTL-WAS to a Gaussian, $\sigma$ = 1", "digits", cdf, NTL),
         Panel(r"GCE, $\sigma$ = 1", "nats", gce, RIVAL),
-        Panel(r"DIST2, $\tau$ = 1", "nats", of(rivals.dist2), RIVAL),
-        Panel("SMMD", "no unit", of(rivals.smmd), RIVAL),
-        Panel("DEL", "no unit", alone(rivals.digit_entropy), RIVAL),
+        Panel(r"DIST2, $\tau$ = 1", "nats", of(baselines.dist2), RIVAL),
+        Panel("SMMD", "no unit", of(baselines.smmd), RIVAL),
+        Panel("DEL", "no unit", alone(baselines.digit_entropy), RIVAL),
     ]
 
 
@@ -138,7 +138,7 @@ def over_simplex(p3: np.ndarray, p5: np.ndarray) -> list[Triangle]:
 
     def digit_entropy(offset):
         rows = (logits + offset)[:, None]
-        return np.asarray(rivals.digit_entropy(rows, labels[:, None], VOCAB))[:, 0]
+        return np.asarray(baselines.digit_entropy(rows, labels[:, None], VOCAB))[:, 0]
 
     def of(loss):
         return np.asarray(loss(logits, labels, VOCAB))
@@ -148,7 +148,7 @@ def over_simplex(p3: np.ndarray, p5: np.ndarray) -> list[Triangle]:
         Triangle("CE", "nats", ce),
         Triangle("NTL-MSE", "digits²", of(losses.ntl_mse)),
         Triangle("NTL-WAS", "digits", of(losses.ntl_was)),
-        Triangle("SMMD", "no unit", of(rivals.smmd)),
+        Triangle("SMMD", "no unit", of(baselines.smmd)),
         Triangle("DEL, logits log p", "no unit", digit_entropy(0.0)),
         Triangle(f"DEL, logits log p + {OFFSET:g}", "no unit", digit_entropy(OFFSET)),
     ]

@@ -13,7 +13,7 @@ from ntl_jax.sharding.constrain import keep_rows
 Pick = Callable[[Float32[Array, "B V"], Int[Array, ""]], Int[Array, "B"]]
 
 
-def one_by_one(
+def decode_loop(
     decoder: Decoder, pick: Pick, ending: Ending, *, scored: bool
 ) -> tuple[Int32[Array, "B T"], Float32[Array, "B"]]:
     """Tokens, one after another, until every row has ended.

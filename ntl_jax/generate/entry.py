@@ -17,10 +17,10 @@ from ntl_jax.generate.number_distributions import number_distributions
 from ntl_jax.generate.programs import (
     Number,
     RowOffset,
-    by_beams,
-    by_draw,
-    by_likelihood,
-    divisors_of,
+    beam_search_program,
+    greedy_program,
+    length_divisors,
+    sample_program,
 )
 from ntl_jax.losses.checks import check_vocab
 from ntl_jax.models import Params
@@ -122,19 +122,21 @@ def generate(
     if do_sample:
         drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         drawn |= {"key": key, "row_offset": row_offset, "scored": return_scores}
-        tokens, scores = by_draw(config, params, input_ids, **shared, **drawn)
+        tokens, scores = sample_program(config, params, input_ids, **shared, **drawn)
     elif num_beams > 1:
-        divisors, favours_long = divisors_of(length_penalty, max_new_tokens)
+        divisors, favours_long = length_divisors(length_penalty, max_new_tokens)
         beams = {"num_beams": num_beams, "early_stopping": early_stopping}
         beams |= {"divisors": divisors, "favours_long": favours_long}
-        tokens, scores = by_beams(config, params, input_ids, **shared, **beams)
+        tokens, scores = beam_search_program(
+            config, params, input_ids, **shared, **beams
+        )
     else:
         plain = {"numbers": numbers, "vocab": vocab, "scored": return_scores}
-        tokens, scores = by_likelihood(config, params, input_ids, **shared, **plain)
-    thoughts = None
+        tokens, scores = greedy_program(config, params, input_ids, **shared, **plain)
+    number_probs = None
     if return_numbers:
         assert vocab is not None
-        thoughts = number_distributions(
+        number_probs = number_distributions(
             config, params, input_ids, tokens, vocab, attention_mask=attention_mask
         )
-    return Generation(tokens, scores if return_scores else None, thoughts)
+    return Generation(tokens, scores if return_scores else None, number_probs)

@@ -7,7 +7,7 @@ import jax
 from flax import nnx
 
 from ntl_jax.models.layers import Affine, Linear
-from ntl_jax.sharding.mesh import known_mesh
+from ntl_jax.sharding.mesh import current_mesh
 from ntl_jax.sharding.rules import OUTPUTS, OUTPUTS_IN_DECODING, RULES
 
 M = TypeVar("M", bound=nnx.Module)
@@ -27,7 +27,7 @@ def lay_out_for_decoding(config: Any, params: Any) -> Any:
     Returns:
         `params`, so laid out; without a mesh, as they are.
     """
-    mesh = known_mesh()
+    mesh = current_mesh()
     if mesh is None:
         return params
     patterns = [rule for rule, spec in RULES[type(config).__name__] if spec == OUTPUTS]

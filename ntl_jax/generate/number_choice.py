@@ -14,7 +14,7 @@ RULES = ("argmax", "expected", "median")
 _SLACK = 1e-6  # of a sum of probabilities that is exactly one half
 
 
-def likeliest(
+def argmax_token(
     logits: Float32[Array, "*B V"], vocab: NumberVocab | None, rule: Rule
 ) -> Int[Array, "*B"]:
     """The likeliest token; where it is a number, the one that the rule puts there.
@@ -35,7 +35,7 @@ def likeliest(
     >>> vocab = NumberVocab.from_mapping(digits, vocab_size=11)
     >>> p = jnp.array([0.4, 0, 0.15, 0, 0, 0, 0, 0, 0.35, 0.1, 0])  # 0 2 8 9
     >>> for rule in RULES:
-    ...     print(rule, likeliest(jnp.log(p + 1e-9), vocab, rule))
+    ...     print(rule, argmax_token(jnp.log(p + 1e-9), vocab, rule))
     argmax 0
     expected 4
     median 2

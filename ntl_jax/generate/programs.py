@@ -15,10 +15,10 @@ from ntl_jax.generate.checks import (
     check_sampling,
     check_source,
 )
-from ntl_jax.generate.decode_loop import one_by_one
+from ntl_jax.generate.decode_loop import decode_loop
 from ntl_jax.generate.decoder import Decoder, Mask
 from ntl_jax.generate.ending import Ending
-from ntl_jax.generate.number_choice import Rule, likeliest
+from ntl_jax.generate.number_choice import Rule, argmax_token
 from ntl_jax.generate.warpers import restrict
 from ntl_jax.kernels.dropout import RowOffset
 from ntl_jax.models import Params
@@ -77,7 +77,7 @@ def greedy(
     """
     check_rule(numbers, vocab, alone=True)
     check_source(config, input_ids, attention_mask)
-    return by_likelihood(
+    return greedy_program(
         config,
         params,
         input_ids,
@@ -134,8 +134,8 @@ def beam_search(
     """
     check_beams(num_beams, length_penalty, early_stopping, False)
     check_source(config, input_ids, attention_mask)
-    divisors, favours_long = divisors_of(length_penalty, max_new_tokens)
-    return by_beams(
+    divisors, favours_long = length_divisors(length_penalty, max_new_tokens)
+    return beam_search_program(
         config,
         params,
         input_ids,
@@ -197,7 +197,7 @@ def sample(
     """
     check_sampling(True, key, temperature, top_k, top_p)
     check_source(config, input_ids, attention_mask)
-    return by_draw(
+    return sample_program(
         config,
         params,
         input_ids,
@@ -215,7 +215,7 @@ def sample(
     )[0]
 
 
-def divisors_of(
+def length_divisors(
     length_penalty: Number, longest: int
 ) -> tuple[Float32[Array, "T+1"], Bool[Array, ""]]:
     """n ** length_penalty for n up to `longest`, and whether it rises with n."""
@@ -229,7 +229,7 @@ def divisors_of(
 
 
 @partial(jax.jit, static_argnames=(*_STATIC, "numbers", "vocab", "scored"))
-def by_likelihood(
+def greedy_program(
     config,
     params,
     input_ids,
@@ -247,15 +247,15 @@ def by_likelihood(
     ending = Ending.of(config, max_new_tokens, min_new_tokens, vocab_size)
 
     def pick(logits, count):
-        return likeliest(logits, vocab, numbers)
+        return argmax_token(logits, vocab, numbers)
 
     with on_mesh(mesh):
         decoder = Decoder(config, params, input_ids, attention_mask, max_new_tokens)
-        return one_by_one(decoder, pick, ending, scored=scored)
+        return decode_loop(decoder, pick, ending, scored=scored)
 
 
 @partial(jax.jit, static_argnames=(*_STATIC, "num_beams", "early_stopping"))
-def by_beams(
+def beam_search_program(
     config,
     params,
     input_ids,
@@ -284,7 +284,7 @@ def by_beams(
 
 
 @partial(jax.jit, static_argnames=(*_STATIC, "top_k", "scored"))
-def by_draw(
+def sample_program(
     config,
     params,
     input_ids,
@@ -314,4 +314,4 @@ def by_draw(
 
     with on_mesh(mesh):
         decoder = Decoder(config, params, input_ids, attention_mask, max_new_tokens)
-        return one_by_one(decoder, pick, ending, scored=scored)
+        return decode_loop(decoder, pick, ending, scored=scored)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from ntl_jax.generate.top_k import top_k as largest
-from ntl_jax.sharding.constrain import spread_rows
+from ntl_jax.sharding.constrain import shard_over_all
 
 
 def restrict(
@@ -46,7 +46,7 @@ def restrict(
     if top_p is None:
         return logits
     if ascending is None:
-        ascending = jnp.sort(spread_rows(logits), axis=-1)
+        ascending = jnp.sort(shard_over_all(logits), axis=-1)
     below = jnp.cumsum(jax.nn.softmax(ascending, axis=-1), axis=-1)
     kept = below > 1 - jnp.asarray(top_p, jnp.float32)
     least = jnp.min(jnp.where(kept, ascending, jnp.inf), axis=-1, keepdims=True)

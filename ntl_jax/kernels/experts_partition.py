@@ -19,13 +19,25 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Float32, Int
 
 from ntl_jax.kernels.experts import all_experts, local_experts
-from ntl_jax.sharding.mesh import width_parts
-from ntl_jax.sharding.spmd import Cut, divides, each_with_its_own, sum_rows, sum_units
+from ntl_jax.sharding.mesh import fsdp_size
+from ntl_jax.sharding.spmd import (
+    AxisPartition,
+    divides,
+    shard_map_if_mesh,
+    sum_rows,
+    sum_units,
+)
 
 _TOKENS = "b t d, b t a, b t a"
 _KERNELS = "e c f d, e d f"
-_ROWS = Cut(rows=0)
-_CUTS = (_ROWS, _ROWS, _ROWS, Cut(units=2, width=3), Cut(units=2, width=1))
+_ROWS = AxisPartition(rows=0)
+_CUTS = (
+    _ROWS,
+    _ROWS,
+    _ROWS,
+    AxisPartition(units=2, width=3),
+    AxisPartition(units=2, width=1),
+)
 
 
 def run_experts(
@@ -55,7 +67,7 @@ def run_experts(
     Returns:
         [B, T, D] in `x`'s dtype.
     """
-    if x.shape[1] == 1 and width_parts() > 1:  # a step: its tokens are sent around
+    if x.shape[1] == 1 and fsdp_size() > 1:  # a step: its tokens are sent around
         first = (x[:, 0], weights[:, 0], chosen[:, 0])
         return all_experts(*first, gate_up, down)[:, None]
     return _experts(x, weights, chosen, gate_up, down)
@@ -70,7 +82,7 @@ def _experts(x, weights, chosen, gate_up, down):
     def own(*parts):
         return sum_units(local_experts(*parts))
 
-    return each_with_its_own(own, operands, _CUTS, _ROWS.spec(x.ndim))
+    return shard_map_if_mesh(own, operands, _CUTS, _ROWS.spec(x.ndim))
 
 
 def _gradients(x, weights, chosen, gate_up, down, cotangent):
@@ -102,7 +114,7 @@ def _experts_backward(operands, cotangent):
         cut.spec(operand.ndim) for cut, operand in zip(cuts, operands, strict=True)
     )
     results = (places[0], places[1], places[3], places[4])
-    x, weights, gate_up, down = each_with_its_own(own, operands, cuts, results)
+    x, weights, gate_up, down = shard_map_if_mesh(own, operands, cuts, results)
     return x, weights, None, gate_up, down
 
 

@@ -37,7 +37,7 @@ from ntl_jax.losses.cross_entropy import cross_entropy as cross_entropy
 from ntl_jax.losses.cross_entropy import (
     cross_entropy_from_stats as cross_entropy_from_stats,
 )
-from ntl_jax.losses.digit_weights import place_weights as place_weights
+from ntl_jax.losses.digit_weights import digit_weights as digit_weights
 from ntl_jax.losses.dot_product import ntl_dot_product as ntl_dot_product
 from ntl_jax.losses.dot_product import (
     ntl_dot_product_from_stats as ntl_dot_product_from_stats,
@@ -84,3 +84,5 @@ from ntl_jax.losses.wasserstein import ntl_was as ntl_was
 from ntl_jax.losses.wasserstein import ntl_was_cdf as ntl_was_cdf
 from ntl_jax.losses.wasserstein import ntl_was_cdf_from_stats as ntl_was_cdf_from_stats
 from ntl_jax.losses.wasserstein import ntl_was_from_stats as ntl_was_from_stats
+
+place_weights = digit_weights  # its former name

@@ -10,12 +10,12 @@ from ntl_jax.losses.reduction import Reduction, reduce_tokens
 from ntl_jax.losses.stats import NumberStats, check_stats, stats_without_numbers
 from ntl_jax.losses.targets import token_weights
 from ntl_jax.numbers.vocab import NumberVocab
-from ntl_jax.sharding.auto_axes import takes_explicit_axes
+from ntl_jax.sharding.auto_axes import on_auto_axes
 
 _LARGEST_LSE = 1e15  # its square, times any vocabulary, is a finite float32
 
 
-@takes_explicit_axes
+@on_auto_axes
 def cross_entropy(
     logits: Float[Array, "*B V"],
     labels: Int[Array, "*B"],
@@ -66,7 +66,7 @@ def cross_entropy(
     return reduce_tokens(value, weight, reduction)
 
 
-@takes_explicit_axes
+@on_auto_axes
 def cross_entropy_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],

@@ -9,15 +9,15 @@ from jaxtyping import Array, Float32, Int
 from ntl_jax.losses.checks import scalar
 from ntl_jax.losses.spans import NumberSpans, Points, number_spans
 from ntl_jax.numbers.vocab import NumberVocab
-from ntl_jax.sharding.auto_axes import takes_explicit_axes
+from ntl_jax.sharding.auto_axes import on_auto_axes
 
 Form = Literal["geometric", "linear"]
 
 _HEAVIEST = 1e18  # of a digit; with it, sums over a batch are still finite
 
 
-@takes_explicit_axes
-def place_weights(
+@on_auto_axes
+def digit_weights(
     labels: Int[Array, "*B T"],
     vocab: NumberVocab,
     *,
@@ -61,9 +61,9 @@ def place_weights(
     >>> tokens = {str(d): d for d in range(10)} | {"a": 10}
     >>> vocab = NumberVocab.from_mapping(tokens, vocab_size=11)
     >>> labels = jnp.array([10, 3, 4, 7, 10])  # "a 347 a"
-    >>> print(place_weights(labels, vocab, base=2.0))
+    >>> print(digit_weights(labels, vocab, base=2.0))
     [1. 4. 2. 1. 1.]
-    >>> print(place_weights(labels, vocab, form="linear", base=2.0, normalise=True))
+    >>> print(digit_weights(labels, vocab, form="linear", base=2.0, normalise=True))
     [1.  1.5 1.  0.5 1. ]
 
     Source: NTIL (ACL 2025), the weights (1 + sigma)^(n - i - 1) of its token term, for

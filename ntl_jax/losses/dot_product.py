@@ -11,11 +11,16 @@ from ntl_jax.losses.checks import scalar
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.predict_numbers import expected_value
 from ntl_jax.losses.reduction import Reduction
-from ntl_jax.losses.softmax import Support, finish, magnitude, number_probabilities
+from ntl_jax.losses.softmax import (
+    Support,
+    abs_zero_grad,
+    number_probabilities,
+    reweigh_and_mask,
+)
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.losses.targets import number_targets
 from ntl_jax.numbers.vocab import NumberVocab
-from ntl_jax.sharding.auto_axes import takes_explicit_axes
+from ntl_jax.sharding.auto_axes import on_auto_axes
 
 Penalty = Callable[[Array, Array], Array]
 
@@ -27,7 +32,7 @@ def squared(prediction: Float32[Array, "*B"], target: Float32[Array, "*B"]) -> A
 
 def absolute(prediction: Float32[Array, "*B"], target: Float32[Array, "*B"]) -> Array:
     """|prediction - target|."""
-    return magnitude(prediction - target)
+    return abs_zero_grad(prediction - target)
 
 
 def huber(
@@ -107,7 +112,7 @@ def ntl_dot_product(
     )
 
 
-@takes_explicit_axes
+@on_auto_axes
 def ntl_dot_product_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],
@@ -161,7 +166,9 @@ def ntl_dot_product_from_stats(
             f"{prediction.shape}: give one that takes no mean or sum of its own."
         )
     worst = jnp.maximum(jnp.abs(penalty(low, high)), jnp.abs(penalty(high, low)))
-    return finish(loss, stats, targets, support=support, reweigh=reweigh, worst=worst)
+    return reweigh_and_mask(
+        loss, stats, targets, support=support, reweigh=reweigh, worst=worst
+    )
 
 
 def ntl_mse(
@@ -263,7 +270,7 @@ def ntl_huber(
     return ntl_dot_product(logits, labels, vocab, penalty=penalty, **options)
 
 
-@takes_explicit_axes
+@on_auto_axes
 def ntl_mse_from_stats(
     stats: NumberStats, labels: Int[Array, "*B"], vocab: NumberVocab, **options
 ) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
@@ -285,7 +292,7 @@ def ntl_mse_from_stats(
     return ntl_dot_product_from_stats(stats, labels, vocab, penalty=squared, **options)
 
 
-@takes_explicit_axes
+@on_auto_axes
 def ntl_mae_from_stats(
     stats: NumberStats, labels: Int[Array, "*B"], vocab: NumberVocab, **options
 ) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
@@ -307,7 +314,7 @@ def ntl_mae_from_stats(
     return ntl_dot_product_from_stats(stats, labels, vocab, penalty=absolute, **options)
 
 
-@takes_explicit_axes
+@on_auto_axes
 def ntl_huber_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],

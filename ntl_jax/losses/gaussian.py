@@ -13,7 +13,7 @@ from ntl_jax.losses.reduction import Reduction
 from ntl_jax.losses.stats import NumberStats, check_stats
 from ntl_jax.losses.targets import NumberTargets, number_targets, token_weights
 from ntl_jax.numbers.vocab import NumberVocab
-from ntl_jax.sharding.auto_axes import takes_explicit_axes
+from ntl_jax.sharding.auto_axes import on_auto_axes
 
 GaussianForm = Literal["normalised", "density", "doubled"]
 
@@ -145,7 +145,7 @@ def gaussian_cross_entropy(
     )
 
 
-@takes_explicit_axes
+@on_auto_axes
 def gaussian_cross_entropy_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],

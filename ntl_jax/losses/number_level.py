@@ -11,18 +11,18 @@ from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.reduction import Reduction
 from ntl_jax.losses.row_scans import row_index, shift
 from ntl_jax.losses.softmax import (
-    finish,
-    less_the_largest,
+    abs_zero_grad,
     logits_of_numbers,
-    magnitude,
+    reweigh_and_mask,
+    shift_logits,
     softmax_mean,
 )
-from ntl_jax.losses.span_sums import from_first, run_sums
+from ntl_jax.losses.span_sums import broadcast_first_digit, span_sum
 from ntl_jax.losses.spans import NumberSpans, number_spans
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.losses.targets import NumberTargets, number_targets, token_weights
 from ntl_jax.numbers.vocab import NumberVocab
-from ntl_jax.sharding.auto_axes import takes_explicit_axes
+from ntl_jax.sharding.auto_axes import on_auto_axes
 
 Mode = Literal["decimal", "ntloss"]
 
@@ -105,7 +105,7 @@ def number_level_loss(
     )
 
 
-@takes_explicit_axes
+@on_auto_axes
 def number_level_loss_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B T"],
@@ -202,9 +202,9 @@ def number_level_loss_from_stats(
         agreement = _sign_agreement(stats, weight, spans) if signs else None
         loss = _decimal(stats, digits, spans, vocab, agreement, log_space)
     else:
-        digits = _only(digits, from_first(number.mask, spans), weight)
+        digits = _only(digits, broadcast_first_digit(number.mask, spans), weight)
         loss = _ntloss(stats, digits, spans, vocab, max_number_length)
-    return finish(
+    return reweigh_and_mask(
         loss,
         stats,
         number,
@@ -225,18 +225,18 @@ def _decimal(
     """The error of X, in units of Y's leading place: no length can overflow."""
     place = negative_power_of_ten(spans.left)
     error = _expected_digits(stats, digits, vocab) - digits.value
-    error = run_sums(jnp.where(digits.mask, error * place, 0.0), spans, reach=_REACH)
+    error = span_sum(jnp.where(digits.mask, error * place, 0.0), spans, reach=_REACH)
     truth = jnp.where(spans.digit, digits.value * place, 0.0)
-    truth = run_sums(truth, spans, reach=_REACH)  # |Y|
+    truth = span_sum(truth, spans, reach=_REACH)  # |Y|
     if agreement is not None:  # X becomes agreement * X, with Y's sign taken off both
         error = agreement * error - (1.0 - agreement) * truth
     if not log_space:
-        return magnitude(error) / (truth + 1.0)
+        return abs_zero_grad(error) / (truth + 1.0)
     # A number that begins with its point has tenths for a leading place.
     one = jnp.where(spans.leads, 10.0, negative_power_of_ten(spans.place))
     guess = error + truth
     log_guess, log_truth = jnp.log(jnp.abs(guess) + one), jnp.log(truth + one)
-    same_sign = magnitude(log_guess - log_truth)
+    same_sign = abs_zero_grad(log_guess - log_truth)
     decades = jnp.where(spans.first, spans.place, 0).astype(jnp.float32)
     other_sign = log_guess + log_truth + 2.0 * np.log(10.0).item() * decades
     return jnp.where(guess >= 0, same_sign, other_sign)
@@ -253,10 +253,10 @@ def _ntloss(
     largest = jnp.minimum(spans.length, max_number_length) - 1
     power = jnp.minimum(spans.right, max_number_length - 1)
     scale = jnp.where(digits.mask, negative_power_of_ten(largest - power), 0.0)
-    prediction = run_sums(_expected_digits(stats, digits, vocab) * scale, spans)
-    truth = run_sums(digits.value * scale, spans)
+    prediction = span_sum(_expected_digits(stats, digits, vocab) * scale, spans)
+    truth = span_sum(digits.value * scale, spans)
     eps = np.finfo(np.float32).eps * negative_power_of_ten(largest)
-    return magnitude(prediction - truth) / (prediction + truth + eps)
+    return abs_zero_grad(prediction - truth) / (prediction + truth + eps)
 
 
 def _sign_agreement(
@@ -276,7 +276,7 @@ def _expected_digits(
     stats: NumberStats, digits: NumberTargets, vocab: NumberVocab
 ) -> Float32[Array, "*B T"]:
     """sum_k q_k v_k at the digits that count."""
-    z = less_the_largest(logits_of_numbers(stats, digits))  # [*B, T, K]
+    z = shift_logits(logits_of_numbers(stats, digits))  # [*B, T, K]
     return softmax_mean(z, jnp.broadcast_to(jnp.asarray(vocab.values), z.shape))
 
 

@@ -10,14 +10,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.losses.checks import check_segments, check_vocab, scalar
-from ntl_jax.losses.digit_weights import place_weights
+from ntl_jax.losses.digit_weights import digit_weights
 from ntl_jax.losses.reduction import Term, sum_each
 from ntl_jax.losses.softmax import Support
 from ntl_jax.losses.stats import NumberStats, check_stats
 from ntl_jax.losses.targets import token_weights
-from ntl_jax.losses.terms import BY_PLACE, OVER_ALL, TERMS, stats_of_nothing
+from ntl_jax.losses.terms import BY_PLACE, OVER_ALL, TERMS, zero_stats
 from ntl_jax.numbers.vocab import NumberVocab
-from ntl_jax.sharding.auto_axes import takes_explicit_axes
+from ntl_jax.sharding.auto_axes import on_auto_axes
 
 _TERMS = tuple(TERMS)
 _PARAMETERS = ("sigma", "squash", "distance", "huber_delta", "tau", "place_base")
@@ -150,7 +150,7 @@ class Objective:
         """The losses that are present, in a fixed order."""
         return tuple(name for name in _TERMS if getattr(self, name) is not None)
 
-    @takes_explicit_axes
+    @on_auto_axes
     def __call__(
         self,
         stats: NumberStats,
@@ -212,7 +212,7 @@ class Objective:
             TypeError, ValueError: as a call does.
         """
         check_vocab(vocab)
-        stats = stats_of_nothing(labels, vocab)
+        stats = zero_stats(labels, vocab)
         terms = self(stats, labels, vocab, weights=weights, segment_ids=segment_ids)
         return {name: term.count for name, term in terms.items()}
 
@@ -273,7 +273,7 @@ class Objective:
         """The weights of digits, larger the more digits follow."""
         if self.place_base is None or not set(self.names) & set(BY_PLACE):
             return weights
-        by_place = place_weights(
+        by_place = digit_weights(
             labels,
             vocab,
             base=self.place_base,

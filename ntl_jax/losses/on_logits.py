@@ -7,10 +7,10 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 from ntl_jax.losses.reduction import Reduction, reduce_tokens
 from ntl_jax.losses.stats import stats_from_logits, stats_of_numbers
 from ntl_jax.numbers.vocab import NumberVocab
-from ntl_jax.sharding.auto_axes import takes_explicit_axes
+from ntl_jax.sharding.auto_axes import on_auto_axes
 
 
-@takes_explicit_axes
+@on_auto_axes
 def on_logits(
     loss_from_stats: Callable[..., tuple[Array, Array]],
     logits: Float[Array, "*B V"],

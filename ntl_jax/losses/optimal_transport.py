@@ -13,12 +13,12 @@ from ntl_jax.losses.checks import Scalar, scalar
 from ntl_jax.losses.distances import check_costs, euclidean
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.reduction import Reduction
-from ntl_jax.losses.softmax import Support, finish, number_probabilities
+from ntl_jax.losses.softmax import Support, number_probabilities, reweigh_and_mask
 from ntl_jax.losses.stats import MASKED_LOGIT, NumberStats
 from ntl_jax.losses.targets import number_targets
 from ntl_jax.losses.wasserstein import target_distribution
 from ntl_jax.numbers.vocab import NumberVocab
-from ntl_jax.sharding.auto_axes import takes_explicit_axes
+from ntl_jax.sharding.auto_axes import on_auto_axes
 
 _RELAXATION = 1.5  # at 1.7 some values were 2% of the largest cost off for a while
 
@@ -97,7 +97,7 @@ def ntl_optimal_transport(
     )
 
 
-@takes_explicit_axes
+@on_auto_axes
 def ntl_optimal_transport_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],
@@ -181,7 +181,9 @@ def ntl_optimal_transport_from_stats(
         loss = loss - 0.5 * (of_q + of_t)
     if support != "numbers":
         loss *= jnp.sum(number_probabilities(stats, targets, support), axis=-1)
-    return finish(loss, stats, targets, support=support, reweigh=reweigh, worst=worst)
+    return reweigh_and_mask(
+        loss, stats, targets, support=support, reweigh=reweigh, worst=worst
+    )
 
 
 def entropic_cost(

@@ -6,10 +6,10 @@ from jaxtyping import Array, Float, Float32
 
 from ntl_jax.losses.stats import NumberStats, stats_from_logits
 from ntl_jax.numbers.vocab import NumberVocab
-from ntl_jax.sharding.auto_axes import takes_explicit_axes
+from ntl_jax.sharding.auto_axes import on_auto_axes
 
 
-@takes_explicit_axes
+@on_auto_axes
 def predict_numbers(
     logits: Float[Array, "*B V"], vocab: NumberVocab
 ) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
@@ -41,7 +41,7 @@ def predict_numbers(
     return predict_numbers_from_stats(stats_from_logits(logits, labels, vocab), vocab)
 
 
-@takes_explicit_axes
+@on_auto_axes
 def predict_numbers_from_stats(
     stats: NumberStats, vocab: NumberVocab
 ) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:

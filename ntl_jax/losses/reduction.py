@@ -91,7 +91,7 @@ def sum_each(arrays: dict[str, Array]) -> dict[str, Float32[Array, ""]]:
         # Not fused with what made them: XLA sums up in one block of threads, which
         # would then make every token's loss on its own.
         if math.prod(shape) > _BLOCK:
-            parts = [_made_first(part) for part in parts]
+            parts = [_materialize(part) for part in parts]
         stacked = jnp.stack(parts)
         totals = unstack(jnp.sum(stacked, axis=range(1, len(shape) + 1)))
         sums |= dict(zip(names, totals, strict=True))
@@ -116,12 +116,14 @@ unstack.defvjp(_unstack, lambda _, parts: (jnp.stack(parts),))
 
 
 @jax.custom_vjp
-def _made_first(x: Array) -> Array:
+def _materialize(x: Array) -> Array:
     """x itself, which XLA finishes before it goes on; nothing to its gradient."""
     return jax.lax.optimization_barrier(x)
 
 
-_made_first.defvjp(lambda x: (_made_first(x), None), lambda _, cotangent: (cotangent,))
+_materialize.defvjp(
+    lambda x: (_materialize(x), None), lambda _, cotangent: (cotangent,)
+)
 
 
 def reduce_tokens(

@@ -53,7 +53,7 @@ def at_or_after(mask: Array, x: Array) -> Array:
     return jnp.min(_seen(x, _FAR, after=True), axis=-1)
 
 
-def around(marks: Array) -> tuple[Array, Array]:
+def nearest_marks(marks: Array) -> tuple[Array, Array]:
     """The nearest mark at t or before it, and the nearest after it.
 
     Args:

@@ -13,7 +13,7 @@ Support = Literal["numbers", "full"]
 
 # How much worse than the worst number it is to put all mass elsewhere: ntloss 0.3.2,
 # AbstractNTLoss.reweigh_fn.
-ELSEWHERE = 1.01
+REWEIGH_FACTOR = 1.01
 
 
 def logits_of_numbers(
@@ -52,7 +52,7 @@ def number_probabilities(
     raise ValueError(f"support must be 'numbers' or 'full', not {support!r}.")
 
 
-def less_the_largest(logits: Float32[Array, "*B K"]) -> Float32[Array, "*B K"]:
+def shift_logits(logits: Float32[Array, "*B K"]) -> Float32[Array, "*B K"]:
     """Logits of the same softmax, of which the largest is 0."""
     return logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
 
@@ -66,7 +66,7 @@ def softmax_mean(
     On the way back q is made anew, and never written to memory.
 
     Args:
-        logits: [*B, K], the largest of which is about 0, as `less_the_largest` has it.
+        logits: [*B, K], the largest of which is about 0, as `shift_logits` has it.
         x: [*B, K], constants: they get no gradient.
 
     Returns:
@@ -114,7 +114,7 @@ def log_number_mass(stats: NumberStats, targets: NumberTargets) -> Float32[Array
     return jnp.minimum(on_numbers - everywhere, 0.0)  # rounding can leave 1e-7 above
 
 
-def finish(
+def reweigh_and_mask(
     loss: Float32[Array, "*B"],
     stats: NumberStats,
     targets: NumberTargets,
@@ -151,11 +151,11 @@ def finish(
             )
         log_mass = log_number_mass(stats, targets)
         elsewhere = -jnp.expm1(log_mass)
-        loss = jnp.exp(log_mass) * loss + ELSEWHERE * worst * elsewhere
+        loss = jnp.exp(log_mass) * loss + REWEIGH_FACTOR * worst * elsewhere
     return jnp.where(targets.mask, loss, 0.0), targets.weight
 
 
-def magnitude(x: Float[Array, "*B"]) -> Float[Array, "*B"]:
+def abs_zero_grad(x: Float[Array, "*B"]) -> Float[Array, "*B"]:
     """|x|, whose gradient at 0 is 0, as PyTorch has it.
 
     That of ``jnp.abs`` at 0 is 1: a prediction that is right to the last digit would
@@ -167,7 +167,7 @@ def magnitude(x: Float[Array, "*B"]) -> Float[Array, "*B"]:
     Returns:
         Of the shape and dtype of x, not negative.
 
-    >>> print(jax.grad(jnp.abs)(0.0), jax.grad(magnitude)(jnp.float32(0.0)))
+    >>> print(jax.grad(jnp.abs)(0.0), jax.grad(abs_zero_grad)(jnp.float32(0.0)))
     1.0 0.0
     """
     return x * jax.lax.stop_gradient(jnp.sign(x))

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float32
 from ntl_jax.losses.spans import NumberSpans
 
 
-def run_sums(
+def span_sum(
     x: Float32[Array, "*B T"], spans: NumberSpans, *, reach: int | None = None
 ) -> Float32[Array, "*B T"]:
     """The sum of x over each run, at the first digit of the run and 0 elsewhere.
@@ -29,11 +29,11 @@ def run_sums(
     width = x.shape[-1]
     block = max(width if reach is None or width <= 2 * reach else reach, 1)
     x = jnp.where(spans.digit, x, 0.0)
-    return _run_sums(block, x, spans.start, spans.first, spans.head)
+    return _span_sum(block, x, spans.start, spans.first, spans.head)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _run_sums(block, x, start, first, head):
+def _span_sum(block, x, start, first, head):
     *rows, width = x.shape
     blocks = -(-width // block)
     edge = [(0, 0)] * len(rows) + [(0, blocks * block - width)]
@@ -49,21 +49,23 @@ def _run_sums(block, x, start, first, head):
     return jnp.where(first, sums, 0.0)
 
 
-def _run_sums_forward(block, x, start, first, head):
-    return _run_sums(block, x, start, first, head), head
+def _span_sum_forward(block, x, start, first, head):
+    return _span_sum(block, x, start, first, head), head
 
 
-def _run_sums_backward(block, head, cotangent):
+def _span_sum_backward(block, head, cotangent):
     # Each digit reads the cotangent of its first digit. The derivative of the masked
     # sum would be a sum over columns instead, thirty times slower on long rows.
     head = jnp.clip(head, 0, cotangent.shape[-1] - 1)
     return jnp.take_along_axis(cotangent, head, axis=-1), None, None, None
 
 
-_run_sums.defvjp(_run_sums_forward, _run_sums_backward)
+_span_sum.defvjp(_span_sum_forward, _span_sum_backward)
 
 
-def from_first(flag: Bool[Array, "*B T"], spans: NumberSpans) -> Bool[Array, "*B T"]:
+def broadcast_first_digit(
+    flag: Bool[Array, "*B T"], spans: NumberSpans
+) -> Bool[Array, "*B T"]:
     """What the first digit of a run has for a flag, at all digits of the run.
 
     Args:

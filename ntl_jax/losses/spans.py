@@ -8,18 +8,18 @@ from jaxtyping import Array, Bool, Int, Int32
 
 from ntl_jax.losses.checks import check_is_array, check_segments, check_vocab
 from ntl_jax.losses.row_scans import (
-    around,
     at_or_after,
     at_or_before,
     count_since,
+    nearest_marks,
     row_index,
     running_count,
     shift,
 )
-from ntl_jax.losses.targets import label_is, safe_labels
-from ntl_jax.numbers.token_kinds import Kind
+from ntl_jax.losses.targets import clip_labels, label_is
+from ntl_jax.numbers.token_kinds import TokenKind
 from ntl_jax.numbers.vocab import NumberVocab
-from ntl_jax.sharding.auto_axes import takes_explicit_axes
+from ntl_jax.sharding.auto_axes import on_auto_axes
 
 Points = Literal["never", "one", "between", "always"]
 
@@ -71,7 +71,7 @@ class NumberSpans(NamedTuple):
     negative: Bool[Array, "*B T"]
 
 
-@takes_explicit_axes
+@on_auto_axes
 def number_spans(
     labels: Int[Array, "*B T"],
     vocab: NumberVocab,
@@ -124,7 +124,7 @@ def number_spans(
     # What is true at the start of a run comes along with its position.
     sign = _negative(kinds, linked, segment_ids).astype(jnp.int32)
     noted = 4 * t + 2 * point.astype(jnp.int32) + sign
-    noted, coming = around(jnp.where(follows, -1, noted))
+    noted, coming = nearest_marks(jnp.where(follows, -1, noted))
     start, leads, negative = noted >> 2, (noted & 2) != 0, (noted & 1) != 0
     end = jnp.minimum(coming >> 2, labels.shape[-1]) - 1
     if commas or points in ("between", "always"):
@@ -222,7 +222,7 @@ def _label_kinds(
     """The flags of each label, 0 where it is ignored."""
     table = vocab.kinds.astype(np.int32)
     table[vocab.token_ids] |= np.where(vocab.values == 0, _NUMBER | _ZERO, _NUMBER)
-    ids = safe_labels(labels, vocab.vocab_size, ignore_index=ignore_index)
+    ids = clip_labels(labels, vocab.vocab_size, ignore_index=ignore_index)
     kinds = jnp.asarray(table)[ids]
     return jnp.where(label_is(labels, ignore_index), 0, kinds)
 
@@ -231,7 +231,7 @@ def _linked(
     kinds: Int32[Array, "*B T"], segment_ids: Int[Array, "*B T"] | None
 ) -> Bool[Array, "*B T"]:
     """Whether a position may go on the number of the position before it."""
-    linked = (kinds & Kind.WORD_START) == 0
+    linked = (kinds & TokenKind.WORD_START) == 0
     if segment_ids is not None:
         linked &= segment_ids == shift(segment_ids, 1)
     return linked
@@ -247,7 +247,7 @@ def _joining_points(
 
     The latter for points "one" and "never" only.
     """
-    point = (kinds & Kind.POINT) != 0
+    point = (kinds & TokenKind.POINT) != 0
     nowhere = jnp.zeros_like(point)
     if points == "always":
         return point, nowhere
@@ -258,7 +258,7 @@ def _joining_points(
     if points == "between":
         return joins, nowhere
     # A point that begins a number follows no digit, point or letter of its word.
-    after_word = (shift(kinds, 1) & (_NUMBER | Kind.POINT | Kind.LETTER)) != 0
+    after_word = (shift(kinds, 1) & (_NUMBER | TokenKind.POINT | TokenKind.LETTER)) != 0
     joins |= point & before_digit & ~(after_word & linked)
     # In a chain of digits and points the first of every two points is a decimal point.
     chain = digit | joins
@@ -274,7 +274,7 @@ def _joining_commas(
     linked: Bool[Array, "*B T"],
 ) -> Bool[Array, "*B T"]:
     """The commas that one to three digits precede and exactly three follow."""
-    comma = ((kinds & Kind.COMMA) != 0) & linked
+    comma = ((kinds & TokenKind.COMMA) != 0) & linked
     inner = digit & linked
     after = [shift(inner, -k) for k in (1, 2, 3, 4)]
     three_after = after[0] & after[1] & after[2] & ~after[3]
@@ -302,8 +302,8 @@ def _negative(
     if segment_ids is not None:
         seen = jnp.where(segment_ids == shift(segment_ids, 1), seen, 0)
         earlier = jnp.where(segment_ids == shift(segment_ids, 2), earlier, 0)
-    blank = (seen & Kind.BLANK) != 0
-    operand = (jnp.where(blank, earlier, seen) & (Kind.OPERAND | _NUMBER)) != 0
-    hyphen = ((seen & Kind.LETTER) != 0) & ((kinds & Kind.WORD_START) == 0)
-    sign = ((kinds & Kind.MINUS) != 0) & ~operand & ~hyphen
+    blank = (seen & TokenKind.BLANK) != 0
+    operand = (jnp.where(blank, earlier, seen) & (TokenKind.OPERAND | _NUMBER)) != 0
+    hyphen = ((seen & TokenKind.LETTER) != 0) & ((kinds & TokenKind.WORD_START) == 0)
+    sign = ((kinds & TokenKind.MINUS) != 0) & ~operand & ~hyphen
     return shift(sign, 1) & linked

@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int
 
-from ntl_jax.kernels.logit_stats.dispatch import AxisName, read_pass, write_pass
+from ntl_jax.kernels.logit_stats.dispatch import AxisName, logit_stats, logit_stats_vjp
 from ntl_jax.kernels.logit_stats.reference import MASKED_LOGIT as MASKED_LOGIT
 from ntl_jax.kernels.logit_stats.reference import (
     ColumnCotangents,
-    numbers_of_columns,
+    column_to_number_index,
     to_columns,
 )
 from ntl_jax.losses.checks import check_labels, check_vocab
-from ntl_jax.losses.targets import safe_labels
+from ntl_jax.losses.targets import clip_labels
 from ntl_jax.numbers.vocab import NumberVocab
-from ntl_jax.sharding.auto_axes import takes_explicit_axes
+from ntl_jax.sharding.auto_axes import on_auto_axes
 
 
 class NumberStats(NamedTuple):
@@ -54,7 +54,7 @@ def check_stats(stats: NumberStats, shape: tuple[int, ...]) -> None:
         )
 
 
-@takes_explicit_axes
+@on_auto_axes
 def stats_from_logits(
     logits: Float[Array, "*B V"],
     labels: Int[Array, "*B"],
@@ -102,11 +102,11 @@ def stats_from_logits(
     shards = 1 if axis_name is None else jax.lax.axis_size(axis_name)
     check_vocab(vocab)
     vocab.check_columns(logits.shape[-1] * shards)
-    labels = safe_labels(labels, vocab.vocab_size, ignore_index=ignore_index)
+    labels = clip_labels(labels, vocab.vocab_size, ignore_index=ignore_index)
     return _dense_stats(vocab.vocab_size, vocab, axis_name, logits, labels)
 
 
-@takes_explicit_axes
+@on_auto_axes
 def stats_without_numbers(
     logits: Float[Array, "*B V"],
     labels: Int[Array, "*B"],
@@ -126,11 +126,11 @@ def stats_without_numbers(
         NumberStats over [*B], float32, with K = 0.
     """
     check_labels(logits, labels)
-    labels = safe_labels(labels, vocab_size, ignore_index=ignore_index)
+    labels = clip_labels(labels, vocab_size, ignore_index=ignore_index)
     return _dense_stats(vocab_size, None, None, logits, labels)
 
 
-@takes_explicit_axes
+@on_auto_axes
 def stats_of_numbers(
     logits: Float[Array, "*B V"],
     labels: Int[Array, "*B"],
@@ -171,7 +171,7 @@ def _numbers_forward(vocab, logits):
 
 def _numbers_backward(vocab, logits, cotangent):
     gradient = to_columns(
-        cotangent, numbers_of_columns(logits.shape[-1], vocab.token_ids)
+        cotangent, column_to_number_index(logits.shape[-1], vocab.token_ids)
     )
     # Zeros at -inf; and reading the logits keeps the gradient sharded as they are.
     fixed = logits.astype(jnp.float32) <= MASKED_LOGIT
@@ -187,7 +187,7 @@ def _dense_stats(vocab_size, vocab, axis_name, logits, labels) -> NumberStats:
 
 
 def _forward(vocab_size, vocab, axis_name, logits, labels):
-    sums = read_pass(vocab_size, vocab, axis_name, logits, labels)
+    sums = logit_stats(vocab_size, vocab, axis_name, logits, labels)
     log_sum = jnp.log(sums.exp_sum)
     stats = NumberStats(
         sums.top + log_sum, sums.label_logit, sums.number_logits, sums.logit_sum
@@ -199,7 +199,7 @@ def _forward(vocab_size, vocab, axis_name, logits, labels):
 def _backward(vocab_size, vocab, axis_name, residuals, cotangent: NumberStats):
     logits, labels, top, log_sum = residuals
     cotangents = ColumnCotangents(**cotangent._asdict())
-    gradient = write_pass(
+    gradient = logit_stats_vjp(
         vocab_size, vocab, axis_name, logits, labels, top, log_sum, cotangents
     )
     return gradient, None

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
 from ntl_jax.losses.checks import check_integers, check_vocab
 from ntl_jax.numbers.vocab import NumberVocab
-from ntl_jax.sharding.auto_axes import takes_explicit_axes
+from ntl_jax.sharding.auto_axes import on_auto_axes
 
 _FEW = 16  # numbers that are looked up by comparison
 
@@ -86,7 +86,7 @@ def token_weights(
     return jnp.where(kept, jnp.asarray(weights).astype(jnp.float32), 0.0)
 
 
-def safe_labels(
+def clip_labels(
     labels: Int[Array, "*B"], vocab_size: int, *, ignore_index: int = -100
 ) -> Int32[Array, "*B"]:
     """Labels that can index V columns: ignored ones become 0, the rest are clipped.
@@ -124,7 +124,7 @@ def number_targets(
     """
     check_vocab(vocab)
     weight = token_weights(labels, weights, ignore_index=ignore_index)
-    ids = safe_labels(labels, vocab.vocab_size, ignore_index=ignore_index)
+    ids = clip_labels(labels, vocab.vocab_size, ignore_index=ignore_index)
     row, value = _look_up(ids, vocab)
     mask = (row >= 0) & (weight != 0)
     row = jnp.maximum(row, 0)
@@ -151,7 +151,7 @@ def _look_up(
     return row, value
 
 
-@takes_explicit_axes
+@on_auto_axes
 def shift_labels(
     labels: Int[Array, "*B T"], *, ignore_index: int = -100
 ) -> Int[Array, "*B T"]:

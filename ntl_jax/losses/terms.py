@@ -166,7 +166,7 @@ OF_NUMBERS = {
 TERMS: dict[str, Callable] = OVER_ALL | BY_PLACE | OF_NUMBERS
 
 
-def stats_of_nothing(labels: Array, vocab: NumberVocab) -> NumberStats:
+def zero_stats(labels: Array, vocab: NumberVocab) -> NumberStats:
     """NumberStats of no logits, for the weights of a loss, which read labels alone."""
     zero = jnp.zeros(labels.shape, jnp.float32)
     numbers = jnp.zeros((*labels.shape, len(vocab)), jnp.float32)

@@ -9,11 +9,16 @@ from ntl_jax.losses.checks import check_floating
 from ntl_jax.losses.distances import check_costs
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.reduction import Reduction
-from ntl_jax.losses.softmax import Support, finish, magnitude, number_probabilities
+from ntl_jax.losses.softmax import (
+    Support,
+    abs_zero_grad,
+    number_probabilities,
+    reweigh_and_mask,
+)
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.losses.targets import NumberTargets, number_targets
 from ntl_jax.numbers.vocab import NumberVocab
-from ntl_jax.sharding.auto_axes import takes_explicit_axes
+from ntl_jax.sharding.auto_axes import on_auto_axes
 
 # Up to here one small matrix product, whatever the order of the values, is cheaper than
 # to sort the columns and to scan them.
@@ -77,7 +82,7 @@ def ntl_was(
     )
 
 
-@takes_explicit_axes
+@on_auto_axes
 def ntl_was_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],
@@ -132,7 +137,9 @@ def ntl_was_from_stats(
         cost = jnp.take(matrix, targets.row, axis=0, mode="clip")  # [*B, K]
         worst = jnp.max(matrix)
     loss = jnp.sum(q * cost, axis=-1)  # [*B]
-    return finish(loss, stats, targets, support=support, reweigh=reweigh, worst=worst)
+    return reweigh_and_mask(
+        loss, stats, targets, support=support, reweigh=reweigh, worst=worst
+    )
 
 
 def ntl_was_cdf(
@@ -200,7 +207,7 @@ def ntl_was_cdf(
     )
 
 
-@takes_explicit_axes
+@on_auto_axes
 def ntl_was_cdf_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],
@@ -253,11 +260,13 @@ def ntl_was_cdf_from_stats(
     t, targets = target_distribution(target, targets, vocab)  # [*B, K]
     q = number_probabilities(stats, targets, support)  # [*B, K]
     mass = jnp.sum(q, axis=-1, keepdims=True) if support == "full" else 1.0
-    moved = magnitude(_sums_in_order(q - mass * t, vocab))  # [*B, K-1]
+    moved = abs_zero_grad(_sums_in_order(q - mass * t, vocab))  # [*B, K-1]
     steps = vocab.gaps if gaps else np.ones_like(vocab.gaps)
     loss = jnp.sum(moved * jnp.broadcast_to(steps, moved.shape), axis=-1)  # [*B]
     worst = jnp.asarray(steps.sum(dtype=np.float64).astype(np.float32))
-    return finish(loss, stats, targets, support=support, reweigh=reweigh, worst=worst)
+    return reweigh_and_mask(
+        loss, stats, targets, support=support, reweigh=reweigh, worst=worst
+    )
 
 
 def target_distribution(

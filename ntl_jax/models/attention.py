@@ -21,7 +21,7 @@ class Visible(NamedTuple):
     causal: bool = False
 
 
-def visible_keys(
+def make_attention_mask(
     attention_mask: Bool[Array, "B S"] | Int[Array, "B S"] | None = None,
     query_segments: Int[Array, "B T"] | None = None,
     key_segments: Int[Array, "B S"] | None = None,

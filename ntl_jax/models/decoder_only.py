@@ -13,9 +13,9 @@ from ntl_jax.models.attention import (
     Cache,
     Mask,
     Visible,
+    make_attention_mask,
     start_cache,
     token_positions,
-    visible_keys,
 )
 from ntl_jax.models.layers import Embedding, Linear, head_logits, run_layers
 from ntl_jax.sharding.constrain import keep_cut, keep_heads, keep_rows
@@ -57,7 +57,7 @@ class DecoderOnly(nnx.Module):
         """The embeddings of tokens, W rows."""
         raise NotImplementedError
 
-    def start(
+    def embed_tokens(
         self, input_ids: Int[Array, "B T"], positions: Int[Array, "#B T"] | None
     ) -> tuple[Float[Array, "B T D"], Any]:
         """What the first layer reads, and what every layer's projections need.
@@ -70,7 +70,7 @@ class DecoderOnly(nnx.Module):
         """The dropout of a forward pass."""
         raise NotImplementedError
 
-    def drop_embedded(self, x: Float[Array, "B T D"], drop: Dropout):
+    def drop_embedded(self, x: Float[Array, "B T D"], dropout: Dropout):
         """What the first layer reads while training."""
         return x
 
@@ -78,7 +78,7 @@ class DecoderOnly(nnx.Module):
         """A layer's queries, keys and values."""
         raise NotImplementedError
 
-    def finish_layer(self, layer, x, q, k, v, visible: Visible, drop: Dropout):
+    def finish_layer(self, layer, x, q, k, v, visible: Visible, dropout: Dropout):
         """A layer after its projections; keys and values may be a cache's."""
         raise NotImplementedError
 
@@ -140,29 +140,31 @@ class DecoderOnly(nnx.Module):
             ValueError: shapes disagree, or a row is longer than the model has
                 positions.
         """
-        drop = self.dropout(dropout_key, row_offset)
-        x, context, visible = self.begin(input_ids, attention_mask, segment_ids, drop)
+        dropout = self.dropout(dropout_key, row_offset)
+        x, context, visible = self.embed_rows(
+            input_ids, attention_mask, segment_ids, dropout
+        )
 
         def step(layer, index, x):
             projected = self.project(layer, x, context)
-            at_layer = drop._replace(layer=index)
+            at_layer = dropout._replace(layer=index)
             return keep_rows(self.finish_layer(layer, x, *projected, visible, at_layer))
 
         return self.finish(self.run(step, x))
 
-    def begin(
-        self, input_ids, attention_mask, segment_ids, drop: Dropout, more: int = 0
+    def embed_rows(
+        self, input_ids, attention_mask, segment_ids, dropout: Dropout, more: int = 0
     ):
-        """What `start` gives for whole rows, dropped, and who sees whom."""
+        """What `embed_tokens` gives for whole rows, dropped, and who sees whom."""
         self.check(input_ids, more, attention_mask, segment_ids)
         length = input_ids.shape[1]
         positions = None  # 0, 1, 2, ... in every row
         if attention_mask is not None or segment_ids is not None:
             positions = token_positions(length, attention_mask, segment_ids)
-        x, context = self.start(input_ids, positions)
-        seen = visible_keys(attention_mask, segment_ids, segment_ids)
+        x, context = self.embed_tokens(input_ids, positions)
+        seen = make_attention_mask(attention_mask, segment_ids, segment_ids)
         visible = Visible(seen, causal=True)
-        return keep_rows(self.drop_embedded(x, drop)), context, visible
+        return keep_rows(self.drop_embedded(x, dropout)), context, visible
 
     # ------------------------------------------------------------ head
 
@@ -224,7 +226,7 @@ class DecoderOnly(nnx.Module):
         Raises:
             ValueError: shapes disagree, or P + length is beyond the model's positions.
         """
-        x, context, visible = self.begin(
+        x, context, visible = self.embed_rows(
             input_ids, attention_mask, None, NO_DROPOUT, length
         )
         sizes = self.sizes
@@ -251,7 +253,7 @@ class DecoderOnly(nnx.Module):
 
         The cache must have room: a step beyond its `length` overwrites the last slot.
         """
-        x, context = self.start(tokens[:, None], cache.positions[:, None])
+        x, context = self.embed_tokens(tokens[:, None], cache.positions[:, None])
         visible = Visible(cache.seen_by_next()[:, None, None])  # [B, 1, 1, S]
 
         def step(layer, index, carry):

@@ -17,9 +17,9 @@ from ntl_jax.kernels.einsum import (
     einsum_float32,
 )
 from ntl_jax.kernels.platforms import traced_platform
-from ntl_jax.models.remat import Gather, Remat, gathered, recomputing
+from ntl_jax.models.remat import Gather, Remat, gathered, remat_layer
 from ntl_jax.sharding.constrain import keep_cut, keep_rows
-from ntl_jax.sharding.mesh import known_mesh
+from ntl_jax.sharding.mesh import current_mesh
 
 
 class Linear(nnx.Module):
@@ -110,7 +110,7 @@ def _read_backward(saved, cotangent):
         transpose = jax.linear_transpose(lambda rows: rows[ids], rows)
         return transpose(cotangent.astype(jnp.float32))[0].astype(table.dtype)
 
-    mesh = known_mesh()
+    mesh = current_mesh()
     if mesh is None or mesh.shape["tensor"] > 1 or ids.ndim != 2:
         return summed(ids, cotangent), None
     if ids.shape[0] % mesh.shape["data"] or table.shape[1] % mesh.shape["fsdp"]:
@@ -210,7 +210,7 @@ def run_layers(layers, count: int, step, carry, *, unroll: Unroll, remat: Remat)
         index, layer = item
         return step(nnx.merge(graph, layer), index, carry), None
 
-    body = recomputing(body, remat, prevent_cse=unroll)
+    body = remat_layer(body, remat, prevent_cse=unroll)
     items = (jnp.arange(count, dtype=jnp.int32), params)
     return jax.lax.scan(body, carry, items, unroll=unroll)[0]
 
@@ -236,7 +236,7 @@ def head_logits(
             The logits of the columns beyond V are 0.
     """
     weight = weight.astype(hidden.dtype)
-    mesh = known_mesh()
+    mesh = current_mesh()
     whole = mesh is None or mesh.shape["tensor"] == 1
     missing = -weight.shape[not tied] % _LANES
     if aligned and missing and whole and hidden.dtype.itemsize == 2:

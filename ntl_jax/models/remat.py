@@ -8,12 +8,12 @@ from jaxtyping import Array
 
 from ntl_jax.kernels.platforms import traced_platform
 from ntl_jax.kernels.residuals import GATHERED, name_residual, save_policy
-from ntl_jax.sharding.constrain import keep_gathered
-from ntl_jax.sharding.mesh import width_parts
+from ntl_jax.sharding.constrain import all_gather_kernel
+from ntl_jax.sharding.mesh import fsdp_size
 
 Remat = bool | Literal["matmuls", "gathered"]
 """What the backward pass recomputes: nothing, whole layers, or of each layer all but
-its products with parameters and what is marked by `name_residual`, which are kept. "gathered"
+its products with parameters and what `name_residual` marks, which are kept. "gathered"
 keeps the kernels that `fsdp` cuts too, as they were gathered for the forward pass, so
 that they are not sent again: two bytes a parameter in bfloat16, on every device."""
 
@@ -41,16 +41,16 @@ def gather_inwards(remat: Remat) -> Gather:
 
 
 def gathered(kernel: Array, gather: Gather) -> Array:
-    """`keep_gathered`, for ``remat="gathered"`` to keep; for None, as it is."""
+    """`all_gather_kernel`, for ``remat="gathered"`` to keep; for None, as it is."""
     if gather == "outputs on TPUs":
         gather = "outputs" if traced_platform() == "tpu" else None
     if gather is None:
         return kernel
-    kernel = keep_gathered(kernel, tensor_cuts=gather)
-    return name_residual(kernel, GATHERED) if width_parts() > 1 else kernel
+    kernel = all_gather_kernel(kernel, tensor_cuts=gather)
+    return name_residual(kernel, GATHERED) if fsdp_size() > 1 else kernel
 
 
-def recomputing(step: Callable, remat: Remat, *, prevent_cse: bool) -> Callable:
+def remat_layer(step: Callable, remat: Remat, *, prevent_cse: bool) -> Callable:
     """A layer whose backward pass recomputes what `remat` says.
 
     Args:

@@ -11,7 +11,7 @@ _MINUS = ("-", "\u2212")  # hyphen-minus and the mathematical minus sign
 _CLOSING = tuple("0123456789)]}%")
 
 
-class Kind(enum.IntFlag):
+class TokenKind(enum.IntFlag):
     """Flags of a token.
 
     Attributes:
@@ -39,7 +39,7 @@ def bare(token: str) -> str:
     return token[1:] if token.startswith(WORD_START) else token
 
 
-def kind_of(token: str) -> Kind:
+def kind_of(token: str) -> TokenKind:
     """Reads the flags of one token.
 
     >>> kind_of("▁-"), kind_of("5")
@@ -47,15 +47,15 @@ def kind_of(token: str) -> Kind:
     """
     text = bare(token)
     flags = {
-        Kind.POINT: text == ".",
-        Kind.COMMA: text == ",",
-        Kind.MINUS: text in _MINUS,
-        Kind.WORD_START: text != token,
-        Kind.OPERAND: text.endswith(_CLOSING),
-        Kind.LETTER: text[-1:].isalpha(),
-        Kind.BLANK: token != "" and text == "",
+        TokenKind.POINT: text == ".",
+        TokenKind.COMMA: text == ",",
+        TokenKind.MINUS: text in _MINUS,
+        TokenKind.WORD_START: text != token,
+        TokenKind.OPERAND: text.endswith(_CLOSING),
+        TokenKind.LETTER: text[-1:].isalpha(),
+        TokenKind.BLANK: token != "" and text == "",
     }
-    return Kind(sum(flag for flag, holds in flags.items() if holds))
+    return TokenKind(sum(flag for flag, holds in flags.items() if holds))
 
 
 def kinds_of(mapping: Mapping[str, int], vocab_size: int) -> UInt8[np.ndarray, "V"]:
@@ -66,7 +66,7 @@ def kinds_of(mapping: Mapping[str, int], vocab_size: int) -> UInt8[np.ndarray, "
         vocab_size: V.
 
     Returns:
-        u8[V], sums of `Kind`.
+        u8[V], sums of `TokenKind`.
     """
     kinds = np.zeros(vocab_size, np.uint8)
     for token, token_id in mapping.items():
@@ -74,6 +74,6 @@ def kinds_of(mapping: Mapping[str, int], vocab_size: int) -> UInt8[np.ndarray, "
     return kinds
 
 
-def ids_of_kind(kinds: UInt8[np.ndarray, "V"], kind: Kind) -> np.ndarray:
+def ids_of_kind(kinds: UInt8[np.ndarray, "V"], kind: TokenKind) -> np.ndarray:
     """The ids that have a flag, ascending, i32."""
     return np.flatnonzero(kinds & kind).astype(np.int32)

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-Kind = Literal["none", "log1p", "minmax5"]
+ScaleKind = Literal["none", "log1p", "minmax5"]
 _BOUND = 5.0
 
 
@@ -33,7 +33,7 @@ class ValueScale:
     appendix on xVal, "log1p".
     """
 
-    kind: Kind = "log1p"
+    kind: ScaleKind = "log1p"
     low: float = -1.0
     high: float = 1.0
 
@@ -52,7 +52,7 @@ class ValueScale:
             )
 
     @classmethod
-    def fit(cls, kind: Kind, numbers: Iterable[float]) -> "ValueScale":
+    def fit(cls, kind: ScaleKind, numbers: Iterable[float]) -> "ValueScale":
         """The scale for a sample of numbers: of the training data, never of others.
 
         Raises:

@@ -39,7 +39,7 @@ import jax
 import numpy as np
 from jaxtyping import Float32, Int32, UInt8
 
-from ntl_jax.numbers.token_kinds import Kind, bare, ids_of_kind, kinds_of
+from ntl_jax.numbers.token_kinds import TokenKind, bare, ids_of_kind, kinds_of
 
 _DIGIT = re.compile(r"[0-9]")
 _DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?|\.[0-9]+")
@@ -101,7 +101,7 @@ class NumberVocab:
         point_ids: i32[P], tokens that are a decimal point.
         minus_ids: i32[M], tokens that are a minus sign.
         kinds: u8[V], where the text of a token lets a number begin and end: sums of
-            `ntl_jax.numbers.token_kinds.Kind`.
+            `ntl_jax.numbers.token_kinds.TokenKind`.
         row: i32[V], the place of a token in ``token_ids``, -1 where it is no number.
         order: i32[K], the rows sorted by value.
         gaps: f32[K-1], the steps between neighbouring sorted values.
@@ -132,8 +132,8 @@ class NumberVocab:
         row[self.token_ids] = np.arange(len(self.token_ids), dtype=np.int32)
         order = np.argsort(self.values, kind="stable").astype(np.int32)
         derived = {"row": row, "order": order, "gaps": np.diff(self.values[order])}
-        derived["point_ids"] = ids_of_kind(self.kinds, Kind.POINT)
-        derived["minus_ids"] = ids_of_kind(self.kinds, Kind.MINUS)
+        derived["point_ids"] = ids_of_kind(self.kinds, TokenKind.POINT)
+        derived["minus_ids"] = ids_of_kind(self.kinds, TokenKind.MINUS)
         given = ("token_ids", "values", "kinds")
         copies = {name: np.array(getattr(self, name)) for name in given}
         for name, array in (derived | copies).items():

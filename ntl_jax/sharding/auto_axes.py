@@ -13,7 +13,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def takes_explicit_axes(function: Callable[P, R]) -> Callable[P, R]:
+def on_auto_axes(function: Callable[P, R]) -> Callable[P, R]:
     """Leaves layouts inside a function to the partitioner, as on Auto axes.
 
     On Explicit axes the layout is a part of an array's type, and operations that could

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from ntl_jax.sharding.mesh import AXES, BATCH_AXES, data_shards, known_mesh
+from ntl_jax.sharding.mesh import AXES, BATCH_AXES, current_mesh, data_shards
 
 
 def keep_rows(x: jax.Array, columns: bool = False) -> jax.Array:
@@ -25,7 +25,7 @@ def keep_rows(x: jax.Array, columns: bool = False) -> jax.Array:
         last one's columns. Without a mesh (see `on_mesh`), inside a `shard_map`, and
         where the rows or columns do not divide over the devices: `x` as it is.
     """
-    mesh = known_mesh()
+    mesh = current_mesh()
     if mesh is None:
         return x
     last = "tensor" if columns else None
@@ -54,7 +54,7 @@ def keep_cut(x: jax.Array) -> jax.Array:
         `x`, rows over `data`, if they divide, and width over `fsdp`; without a mesh,
         and where the width does not divide, `x` as it is.
     """
-    mesh = known_mesh()
+    mesh = current_mesh()
     if mesh is None or x.ndim != 3:
         return x
     if x.shape[-1] % mesh.shape["fsdp"]:
@@ -63,7 +63,7 @@ def keep_cut(x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(rows, None, "fsdp"))
 
 
-def keep_gathered(
+def all_gather_kernel(
     kernel: jax.Array, *, tensor_cuts: Literal["inputs", "outputs"]
 ) -> jax.Array:
     """Gathers a kernel in one piece where it is used, and cuts its gradient up.
@@ -79,7 +79,7 @@ def keep_gathered(
         `kernel`, cut by `tensor` alone; without a mesh, and where sizes do not divide,
         as it is.
     """
-    mesh = known_mesh()
+    mesh = current_mesh()
     if mesh is None:
         return kernel
     fsdp, tensor = mesh.shape["fsdp"], mesh.shape["tensor"]
@@ -111,7 +111,7 @@ def keep_heads(x: jax.Array, *, rows: int, heads: int) -> jax.Array:
         `x`, cut along both axes, or along the one that divides over its devices;
         without a mesh, `x` as it is.
     """
-    mesh = known_mesh()
+    mesh = current_mesh()
     if mesh is None:
         return x
     spec: list[Any] = [None] * x.ndim
@@ -122,7 +122,7 @@ def keep_heads(x: jax.Array, *, rows: int, heads: int) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
 
 
-def spread_rows(x: jax.Array) -> jax.Array:
+def shard_over_all(x: jax.Array) -> jax.Array:
     """Shares out rows over all devices, so that each has the whole of its rows.
 
     Args:
@@ -131,7 +131,7 @@ def spread_rows(x: jax.Array) -> jax.Array:
     Returns:
         `x`, axis 0 over all devices; as `keep_rows` pins it where rows do not divide.
     """
-    mesh = known_mesh()
+    mesh = current_mesh()
     if mesh is None or x.shape[0] % mesh.size:
         return keep_rows(x)
     return jax.lax.with_sharding_constraint(x, PartitionSpec(AXES))
@@ -139,7 +139,7 @@ def spread_rows(x: jax.Array) -> jax.Array:
 
 def column_parts(x: jax.Array) -> int:
     """Into how many parts `keep_rows(x, columns=True)` cuts the columns of `x`."""
-    mesh = known_mesh()
+    mesh = current_mesh()
     if mesh is None or x.ndim < 2 or x.shape[0] % data_shards(mesh):
         return 1
     return 1 if x.shape[-1] % mesh.shape["tensor"] else mesh.shape["tensor"]

@@ -81,16 +81,16 @@ def _is_ours(mesh: Mesh | AbstractMesh) -> bool:
     return set(AXES) <= set(mesh.axis_names)
 
 
-def known_mesh() -> AbstractMesh | None:
+def current_mesh() -> AbstractMesh | None:
     """The mesh of `on_mesh`; None outside, inside a `shard_map`, and on one device."""
     mesh = jax.sharding.get_abstract_mesh()
     several = _is_ours(mesh) and mesh.size > 1
     return mesh if several and not mesh.manual_axes else None
 
 
-def width_parts() -> int:
+def fsdp_size() -> int:
     """Into how many parts `fsdp` cuts the width of parameters; 1 without a mesh."""
-    mesh = known_mesh()
+    mesh = current_mesh()
     return 1 if mesh is None else mesh.shape["fsdp"]
 
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import PartitionSpec
 
-from ntl_jax.sharding.mesh import BATCH_AXES, data_shards, known_mesh
+from ntl_jax.sharding.mesh import BATCH_AXES, current_mesh, data_shards
 
 
-class Cut(NamedTuple):
+class AxisPartition(NamedTuple):
     """Which axes of an array are cut.
 
     Attributes:
@@ -58,16 +58,16 @@ def row_by_row(
     Returns:
         `run(x)`; without a mesh and where rows do not divide, computed as it stands.
     """
-    mesh, cut = known_mesh(), Cut(0, parts)
+    mesh, cut = current_mesh(), AxisPartition(0, parts)
     if mesh is None or x.ndim < 2 or not divides([x], [cut]):
         return run(x)
     spec = cut.spec(x.ndim)
     return jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec)(x)
 
 
-def divides(operands: Sequence[jax.Array], cuts: Sequence[Cut]) -> bool:
+def divides(operands: Sequence[jax.Array], cuts: Sequence[AxisPartition]) -> bool:
     """Whether a mesh is known, and can cut arrays so."""
-    mesh = known_mesh()
+    mesh = current_mesh()
     return mesh is not None and all(
         (rows is None or x.shape[rows] % data_shards(mesh) == 0)
         and (units is None or x.shape[units] % mesh.shape["tensor"] == 0)
@@ -76,10 +76,10 @@ def divides(operands: Sequence[jax.Array], cuts: Sequence[Cut]) -> bool:
     )
 
 
-def each_with_its_own(
+def shard_map_if_mesh(
     run: Callable[..., Any],
     operands: Sequence[jax.Array],
-    cuts: Sequence[Cut],
+    cuts: Sequence[AxisPartition],
     results: Any,
 ) -> Any:
     """`run(*operands)`, each device with its own parts of the operands.
@@ -99,7 +99,7 @@ def each_with_its_own(
     specs = tuple(cut.spec(x.ndim) for x, cut in zip(operands, cuts, strict=True))
     # Results are alike on devices that do not cut them by the sums, unknown to JAX.
     mapped = jax.shard_map(
-        run, mesh=known_mesh(), in_specs=specs, out_specs=results, check_vma=False
+        run, mesh=current_mesh(), in_specs=specs, out_specs=results, check_vma=False
     )
     return mapped(*(cut.kept(x) for cut, x in zip(cuts, operands, strict=True)))
 

@@ -20,7 +20,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from ntl_jax.kernels.attention import gpu as flash_triton
+from ntl_jax.kernels.attention import gpu
 from ntl_jax.kernels.attention.dispatch import attend
 from ntl_jax.kernels.attention.flash import flash_attention
 from ntl_jax.kernels.attention.tiles import (
@@ -87,7 +87,7 @@ class Case:
 
     def run(self, attention: Callable, q, k, v, bias, mask, cotangent, key):
         """The output, and the gradients of q, k, v and the bias."""
-        drop = DropoutSite(self.rate, key) if self.rate else None
+        dropout = DropoutSite(self.rate, key) if self.rate else None
 
         def of(q, k, v, bias):
             return attention(
@@ -98,7 +98,7 @@ class Case:
                 bias=bias,
                 mask=mask,
                 causal=not self.biased,
-                drop=drop,
+                dropout=dropout,
             )
 
         out, pull = jax.vjp(of, q, k, v, bias)
@@ -231,10 +231,10 @@ def kernels_of(case: Case, tile: Tile, interpret: bool) -> dict[str, Callable]:
     def backward(parts: slice, x, cotangent, log_sums, means):
         # The compiler leaves out what is not returned.
         given = (x, cotangent, log_sums, means)
-        return flash_triton.backward(*given, options)[parts]
+        return gpu.backward(*given, options)[parts]
 
     kernels: dict[str, Callable] = {
-        "forward": lambda x, *_: flash_triton.forward(x, options),
+        "forward": lambda x, *_: gpu.forward(x, options),
         "dq": partial(backward, slice(0, 1)),
         "dk, dv": partial(backward, slice(1, 3)),
     }
@@ -246,8 +246,8 @@ def tune(name: str, case: Case, tiles: list[Tile], interpret: bool) -> list[dict
     q, k, v, bias, mask, cotangent = case.draw()
     hashes = None
     if case.rate:
-        drop = DropoutSite(case.rate, KEY)
-        hashes = (*drop.row_hashes(case.rows), jnp.zeros(case.rows, jnp.uint32))
+        dropout = DropoutSite(case.rate, KEY)
+        hashes = (*dropout.row_hashes(case.rows), jnp.zeros(case.rows, jnp.uint32))
     seen = None if mask is None else mask[:, 0, 0].astype(jnp.int8)
     x = Operands(q, k, v, bias, seen, hashes)
     per_query = jnp.zeros((case.rows, case.heads, case.length))

@@ -14,7 +14,7 @@ import tempfile
 import jax
 import jax.numpy as jnp
 
-from ntl_jax.generate.programs import by_likelihood
+from ntl_jax.generate.programs import greedy_program
 from ntl_jax.models import GraniteConfig, T5Config, init_params
 from ntl_jax.sharding.mesh import batch_sharding, make_mesh
 from ntl_jax.sharding.rules import param_shardings
@@ -48,7 +48,7 @@ def lowered(config):
     )
     options = {"max_new_tokens": NEW, "min_new_tokens": 0, "vocab_size": None}
     options |= {"numbers": "argmax", "vocab": None, "scored": False, "mesh": mesh}
-    return by_likelihood.lower(
+    return greedy_program.lower(
         config, params, rows(jnp.int32), attention_mask=rows(bool), **options
     )
 

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ntl_jax.generate import beam_search, generate, greedy
-from ntl_jax.generate.programs import by_beams
+from ntl_jax.generate.programs import beam_search_program
 from ntl_jax.models import T5Config, init_params
 from ntl_jax.sharding.mesh import batch_sharding, make_mesh
 from ntl_jax.sharding.rules import param_shardings
@@ -187,12 +187,12 @@ def test_sharded_parameters_give_the_same_tokens():
 
 def test_one_program_serves_every_batch_and_penalty():
     params = small_params()
-    before = by_beams._cache_size()
+    before = beam_search_program._cache_size()
     for seed, penalty in enumerate((1.0, 0.3, -2.0)):
         data = inputs_of(batch(seed, rows=5))
         options = {"length_penalty": penalty, "max_new_tokens": 5}
         beam_search(CONFIG, params, **data, **options)
-    assert by_beams._cache_size() == before + 1
+    assert beam_search_program._cache_size() == before + 1
 
 
 def test_a_traced_penalty_gives_what_a_number_gives():

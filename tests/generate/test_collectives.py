@@ -36,14 +36,20 @@ def lowered(way: str, task):
     given = (task.model, abstract_state(task).params, ids)
     options = SHARED | {"attention_mask": mask, "mesh": task.mesh}
     if way == "beams":
-        divisors, longer = programs.divisors_of(1.0, NEW)
+        divisors, longer = programs.length_divisors(1.0, NEW)
         options |= {"divisors": divisors, "favours_long": longer}
-        program, more = programs.by_beams, {"num_beams": BEAMS, "early_stopping": False}
+        program, more = (
+            programs.beam_search_program,
+            {"num_beams": BEAMS, "early_stopping": False},
+        )
     elif way == "greedy":
-        program, more = programs.by_likelihood, {"numbers": "argmax", "vocab": None}
+        program, more = programs.greedy_program, {"numbers": "argmax", "vocab": None}
         more |= {"scored": True}
     else:
-        program, more = programs.by_draw, {"top_k": 5, "top_p": 0.9, "scored": True}
+        program, more = (
+            programs.sample_program,
+            {"top_k": 5, "top_p": 0.9, "scored": True},
+        )
         more |= {"key": jax.random.key(0), "temperature": 1.0, "row_offset": 0}
     return program.lower(*given, **options, **more)
 

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ntl_jax.generate import greedy
-from ntl_jax.generate.programs import by_likelihood
+from ntl_jax.generate.programs import greedy_program
 from ntl_jax.models import T5Config, init_params
 from tests.tiny_t5 import KINDS, batch, ours, perturbed, torch_model
 
@@ -124,10 +124,10 @@ def test_sharded_batch_gives_the_same_tokens():
 
 def test_one_program_serves_every_batch_of_a_shape():
     params = init_params(CONFIG, jax.random.key(0))
-    before = by_likelihood._cache_size()
+    before = greedy_program._cache_size()
     for seed in range(3):
         generate(CONFIG, params, batch(seed, rows=5))
-    assert by_likelihood._cache_size() == before + 1
+    assert greedy_program._cache_size() == before + 1
 
 
 def test_bfloat16_decodes():

@@ -7,7 +7,7 @@ import pytest
 
 from ntl_jax import NumberVocab
 from ntl_jax.generate import generate, greedy
-from ntl_jax.generate.number_choice import likeliest
+from ntl_jax.generate.number_choice import argmax_token
 from ntl_jax.models import T5Config, bind, init_params
 from tests.generate.answers import SMALLER, inputs_of
 from tests.tiny_t5 import batch
@@ -22,7 +22,7 @@ def chosen(probabilities: dict[int, float], rule, vocab=DIGITS, columns=12):
     p = np.full(columns, 1e-12, np.float32)
     for token, share in probabilities.items():
         p[token] = share
-    return int(likeliest(jnp.log(jnp.asarray(p)), vocab, rule))
+    return int(argmax_token(jnp.log(jnp.asarray(p)), vocab, rule))
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ def test_the_right_decision_for_each_error():
     off = np.arange(10)[:, None] - np.arange(10)[None]  # [guess, truth]
     for rule, error in (("expected", off**2), ("median", np.abs(off))):
         cost = q @ error.T  # [300, guess]
-        picked = np.asarray(likeliest(logits, DIGITS, rule))
+        picked = np.asarray(argmax_token(logits, DIGITS, rule))
         best = cost[np.arange(300), picked]
         np.testing.assert_allclose(best, cost.min(axis=1), rtol=1e-4)
-        plain = cost[np.arange(300), np.asarray(likeliest(logits, DIGITS, "argmax"))]
+        plain = cost[np.arange(300), np.asarray(argmax_token(logits, DIGITS, "argmax"))]
         assert (plain > best + 1e-3).any()
 
 
@@ -105,9 +105,9 @@ def test_every_step_of_decoding_chooses_so(rule):
     )
     ended = np.cumsum(np.asarray(before[:, 1:] == 1), axis=1) > 0
     live = np.concatenate([np.ones((6, 1), bool), ~ended], axis=1)
-    want = np.asarray(likeliest(logits, NUMBERS, rule))
+    want = np.asarray(argmax_token(logits, NUMBERS, rule))
     assert np.array_equal(np.asarray(tokens)[live], want[live])
-    plain = np.asarray(likeliest(logits, None, "argmax"))
+    plain = np.asarray(argmax_token(logits, None, "argmax"))
     assert (want[live] != plain[live]).any()  # the rule changes something
     assert not np.isin(plain[live], np.arange(20, 30)).all()  # and not everything
 

@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from scipy import stats
 
 from ntl_jax.generate import generate, greedy, sample
-from ntl_jax.generate.programs import by_draw
+from ntl_jax.generate.programs import sample_program
 from ntl_jax.generate.warpers import restrict
 from ntl_jax.models import T5Config, bind, init_params
 from tests.generate.answers import SMALLER, inputs_of
@@ -155,9 +155,9 @@ def test_one_candidate_is_greedy_decoding(params):
 
 def test_temperature_and_top_p_compile_nothing_anew(params):
     draw(params, batch(rows=4), temperature=0.9, top_p=0.9)
-    before = by_draw._cache_size()
+    before = sample_program._cache_size()
     draw(params, batch(rows=4), temperature=0.5, top_p=0.3)
-    assert by_draw._cache_size() == before
+    assert sample_program._cache_size() == before
 
 
 def test_padding_columns_are_never_drawn(params):

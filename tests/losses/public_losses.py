@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ntl_jax import NumberVocab
-from ntl_jax.losses import baselines as rivals
+from ntl_jax.losses import baselines as baselines
 from ntl_jax.losses import (
     cross_entropy,
     distances,
@@ -150,13 +150,15 @@ LOSSES = {
         partial(number_level_loss, mode="ntloss", float_level=True, reweigh=True),
         "rows",
     ),
-    "digit_entropy": Loss(rivals.digit_entropy, shifts=True),
-    "dist2": Loss(rivals.dist2),
-    "dist2 full": Loss(partial(rivals.dist2, tau=4.0, support="full")),
-    "ntil": Loss(rivals.ntil, "rows", by_row=True, differs=True),
-    "ntil expected": Loss(partial(rivals.ntil, digits="expected"), "rows", by_row=True),
-    "smmd": Loss(rivals.smmd),
-    "raft": Loss(rivals.raft),
+    "digit_entropy": Loss(baselines.digit_entropy, shifts=True),
+    "dist2": Loss(baselines.dist2),
+    "dist2 full": Loss(partial(baselines.dist2, tau=4.0, support="full")),
+    "ntil": Loss(baselines.ntil, "rows", by_row=True, differs=True),
+    "ntil expected": Loss(
+        partial(baselines.ntil, digits="expected"), "rows", by_row=True
+    ),
+    "smmd": Loss(baselines.smmd),
+    "raft": Loss(baselines.raft),
 }
 # The names of functions; under other options they repeat much of what costs time here.
 PLAIN_FIRST = [

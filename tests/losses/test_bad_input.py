@@ -11,6 +11,7 @@ from ntl_jax import NumberVocab, Objective, objective_from_hidden, stats_from_lo
 from ntl_jax.losses import (
     cross_entropy,
     cross_entropy_from_stats,
+    digit_weights,
     gaussian_cross_entropy,
     gaussian_cross_entropy_from_stats,
     gaussian_targets,
@@ -23,7 +24,6 @@ from ntl_jax.losses import (
     number_level_loss,
     number_level_loss_from_stats,
     number_spans,
-    place_weights,
     shift_labels,
     stats_from_hidden,
 )
@@ -57,7 +57,7 @@ TAKERS = {
     "tau": lambda x: dist2(LOGITS, LABELS, VOCAB, tau=x),
     "delta": lambda x: ntl_huber(LOGITS, LABELS, VOCAB, delta=x),
     "epsilon": transport,
-    "base": lambda x: place_weights(LABELS, VOCAB, base=x),
+    "base": lambda x: digit_weights(LABELS, VOCAB, base=x),
     "alpha": lambda x: smmd_matrix(VOCAB, alpha=x),
     "place_base": lambda x: ntil(LOGITS, LABELS, VOCAB, place_base=x),
     "token_weight": lambda x: ntil(LOGITS, LABELS, VOCAB, token_weight=x),
@@ -159,11 +159,11 @@ def test_lists_of_labels_and_segments(unhooked):
     with pytest.raises(TypeError, match=r"labels must be a JAX .* not list"):
         gaussian_targets(LABELS.tolist(), VOCAB)
     with pytest.raises(TypeError, match=r"labels must be a JAX .* not list"):
-        place_weights(LABELS.tolist(), VOCAB)
+        digit_weights(LABELS.tolist(), VOCAB)
     with pytest.raises(TypeError, match=r"labels must be a JAX .* not list"):
         fused(LABELS.tolist())
     with pytest.raises(TypeError, match=r"segment_ids must be a JAX .* not list"):
-        place_weights(LABELS, VOCAB, segment_ids=[[0, 0, 0], [0, 0, 0]])
+        digit_weights(LABELS, VOCAB, segment_ids=[[0, 0, 0], [0, 0, 0]])
 
 
 @pytest.mark.parametrize("loss", [number_level_loss, digit_entropy, ntil, raft])
@@ -250,7 +250,7 @@ HEAD = jnp.zeros((2, 3, 8)), jnp.zeros((8, 14))
         (lambda: stats_from_hidden(*HEAD, LABELS, VOCAB, row_groups=1.0), "1.0"),
         (lambda: stats_from_hidden(*HEAD, LABELS, VOCAB, tile_tokens=True), "True"),
         (
-            lambda: place_weights(LABELS, VOCAB, segment_ids=jnp.ones((2, 3))),
+            lambda: digit_weights(LABELS, VOCAB, segment_ids=jnp.ones((2, 3))),
             "segment_ids must be integers, not float32",
         ),
     ],

@@ -14,9 +14,12 @@ from jax.sharding import PartitionSpec as P
 
 from ntl_jax import NumberVocab, stats_from_logits
 from ntl_jax.kernels.logit_stats import dispatch as column_passes
-from ntl_jax.kernels.logit_stats import gpu as columns_triton
+from ntl_jax.kernels.logit_stats import gpu
 from ntl_jax.kernels.logit_stats import reference as columns
-from ntl_jax.kernels.logit_stats.partition import partitioned_read, partitioned_write
+from ntl_jax.kernels.logit_stats.partition import (
+    partitioned_logit_stats,
+    partitioned_logit_stats_vjp,
+)
 from ntl_jax.kernels.logit_stats.reference import MASKED_LOGIT, ColumnCotangents
 from ntl_jax.sharding.mesh import BATCH_AXES, TENSOR_AXIS, make_mesh, on_mesh
 
@@ -43,10 +46,10 @@ def draw_batch(tokens, size, dtype=jnp.float32, vocab_size=None, numbers=6):
 
 
 def both_passes(module, logits, labels, cotangents, *, vocab_size, token_ids):
-    sums = module.read_columns(logits, labels, token_ids, 0, vocab_size=vocab_size)
+    sums = module.logit_stats(logits, labels, token_ids, 0, vocab_size=vocab_size)
     log_sum = jnp.log(sums.exp_sum)
-    table = columns.numbers_of_columns(logits.shape[-1], token_ids)
-    gradient = module.write_columns(
+    table = columns.column_to_number_index(logits.shape[-1], token_ids)
+    gradient = module.logit_stats_vjp(
         logits, labels, sums.top, log_sum, cotangents, table, 0, vocab_size=vocab_size
     )
     return sums._replace(exp_sum=log_sum), gradient
@@ -55,14 +58,14 @@ def both_passes(module, logits, labels, cotangents, *, vocab_size, token_ids):
 class Interpreted:
     """The kernels, run by the interpreter."""
 
-    read_columns = staticmethod(partial(columns_triton.read_columns, interpret=True))
+    logit_stats = staticmethod(partial(gpu.logit_stats, interpret=True))
 
     @staticmethod
-    def write_columns(*args, **options):
+    def logit_stats_vjp(*args, **options):
         numbers = np.flatnonzero(np.asarray(args[5]) < args[4].number_logits.shape[-1])
         span = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
         span = span if isinstance(args[6], int) else (0, 2**20)
-        return columns_triton.write_columns(
+        return gpu.logit_stats_vjp(
             *args, span=span, padded=True, interpret=True, **options
         )
 
@@ -98,18 +101,16 @@ def test_a_shard_of_the_columns(interpreted, first):
     options = {"vocab_size": 6100, "token_ids": IDS}
     shard = logits[:, first : first + 2048]
     whole = both_passes(columns, logits, labels, cotangents, **options)
-    table = columns.numbers_of_columns(3 * 2048, IDS)[first : first + 2048]
+    table = columns.column_to_number_index(3 * 2048, IDS)[first : first + 2048]
     for module in (columns, interpreted):
-        sums = module.read_columns(
-            shard, labels, IDS, jnp.int32(first), vocab_size=6100
-        )
+        sums = module.logit_stats(shard, labels, IDS, jnp.int32(first), vocab_size=6100)
         here = (labels >= first) & (labels < first + 2048)
         picked = jnp.where(here, whole[0].label_logit, 0.0)
         np.testing.assert_allclose(sums.label_logit, picked, rtol=1e-6)
         inside = (first <= IDS) & (first + 2048 > IDS)
         numbers = np.where(inside, whole[0].number_logits, 0.0)
         np.testing.assert_allclose(sums.number_logits, numbers, rtol=1e-6)
-        gradient = module.write_columns(
+        gradient = module.logit_stats_vjp(
             shard,
             labels,
             whole[0].top,
@@ -158,14 +159,14 @@ def test_the_kernels_are_translated_for_cuda(dtype):
     batch = draw_batch(4, 5000, dtype)
 
     def passes(logits, labels, cotangents):
-        sums = columns_triton.read_columns(logits, labels, IDS, 0, vocab_size=4990)
-        return columns_triton.write_columns(
+        sums = gpu.logit_stats(logits, labels, IDS, 0, vocab_size=4990)
+        return gpu.logit_stats_vjp(
             logits,
             labels,
             sums.top,
             jnp.log(sums.exp_sum),
             cotangents,
-            columns.numbers_of_columns(5000, IDS),
+            columns.column_to_number_index(5000, IDS),
             0,
             vocab_size=4990,
             span=(0, 2060),
@@ -194,11 +195,11 @@ def test_the_kernels_are_translated_under_vmap():
 
 
 def test_what_the_kernels_take():
-    assert columns_triton.fits((3, 2048), jnp.bfloat16)
-    assert not columns_triton.fits((3, 2047), jnp.bfloat16)
-    assert not columns_triton.fits((0, 2048), jnp.float32)
-    assert not columns_triton.fits((2**20, 2**11), jnp.bfloat16)
-    assert not columns_triton.fits((3, 2048), jnp.float64)
+    assert gpu.fits((3, 2048), jnp.bfloat16)
+    assert not gpu.fits((3, 2047), jnp.bfloat16)
+    assert not gpu.fits((0, 2048), jnp.float32)
+    assert not gpu.fits((2**20, 2**11), jnp.bfloat16)
+    assert not gpu.fits((3, 2048), jnp.float64)
 
 
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
@@ -207,7 +208,7 @@ def test_without_the_backend_gpus_run_the_plain_program(monkeypatch):
 
     def traced() -> str:
         def sums(logits):
-            return column_passes.read_pass(4096, None, None, logits, labels)
+            return column_passes.logit_stats(4096, None, None, logits, labels)
 
         return str(jax.make_jaxpr(sums)(logits))
 
@@ -222,15 +223,15 @@ def test_without_the_backend_gpus_run_the_plain_program(monkeypatch):
 
 COLUMNS, REAL, NUMBERS = 32, 30, np.array([1, 5, 6, 29], np.int32)
 _OPTIONS = {"vocab_size": REAL, "token_ids": NUMBERS}
-READ = partial(columns.read_columns, vocab_size=REAL)
-WRITE = partial(columns.write_columns, vocab_size=REAL)
+READ = partial(columns.logit_stats, vocab_size=REAL)
+WRITE = partial(columns.logit_stats_vjp, vocab_size=REAL)
 
 
 def split_passes(logits, labels, cotangents):
-    sums = partitioned_read(READ, logits, labels, jnp.asarray(NUMBERS))
+    sums = partitioned_logit_stats(READ, logits, labels, jnp.asarray(NUMBERS))
     log_sum = jnp.log(sums.exp_sum)
-    table = jnp.asarray(columns.numbers_of_columns(COLUMNS, NUMBERS))
-    gradient = partitioned_write(
+    table = jnp.asarray(columns.column_to_number_index(COLUMNS, NUMBERS))
+    gradient = partitioned_logit_stats_vjp(
         WRITE, logits, labels, sums.top, log_sum, cotangents, table
     )
     return sums._replace(exp_sum=log_sum), gradient
@@ -241,7 +242,7 @@ def test_no_operand_without_elements_is_split():
     none = np.zeros(0, np.int32)
 
     def read(logits, labels):
-        return tuple(partitioned_read(READ, logits, labels, none))
+        return tuple(partitioned_logit_stats(READ, logits, labels, none))
 
     mesh = make_mesh(2, 2, 2)
     placed = jax.device_put((logits, labels), NamedSharding(mesh, P()))
@@ -251,7 +252,7 @@ def test_no_operand_without_elements_is_split():
     (operands,) = re.findall(r"sdy.manual_computation\((.*?)\)", text)
     assert operands.count("%") == 2  # XLA of jax 0.11.2 crashes on the empty third
     assert sums[-1].shape == (*labels.shape, 0)
-    want = columns.read_columns(logits, labels, none, 0, vocab_size=REAL)
+    want = columns.logit_stats(logits, labels, none, 0, vocab_size=REAL)
     chex.assert_trees_all_close(sums, tuple(want), rtol=1e-5)
 
 
@@ -338,7 +339,7 @@ def test_a_split_program_under_vmap():
     # With one operand that is not batched.
     labels = batch[1]
     ids = jnp.asarray(NUMBERS)
-    one = jax.vmap(lambda z: partitioned_read(READ, z, labels, ids))(stacked[0])
+    one = jax.vmap(lambda z: partitioned_logit_stats(READ, z, labels, ids))(stacked[0])
     both = READ(stacked[0], jnp.stack([labels, labels]), NUMBERS, 0)
     chex.assert_trees_all_close(one, both, rtol=1e-6, atol=1e-6)
 
@@ -353,10 +354,10 @@ def test_a_shard_without_real_columns_counts_nothing():
 
     def local(z, table):
         first = jax.lax.axis_index("tensor") * z.shape[-1]
-        sums = columns.read_columns(z, labels, ids, first, vocab_size=40)
+        sums = columns.logit_stats(z, labels, ids, first, vocab_size=40)
         sums = columns.combine_shards(sums, "tensor")
         log_sum = jnp.log(sums.exp_sum)
-        gradient = columns.write_columns(
+        gradient = columns.logit_stats_vjp(
             z, labels, sums.top, log_sum, cotangents, table, first, vocab_size=40
         )
         return sums._replace(exp_sum=log_sum), gradient
@@ -368,5 +369,5 @@ def test_a_shard_without_real_columns_counts_nothing():
         in_specs=(by_column, P("tensor")),
         out_specs=(P(), by_column),
     )
-    actual = jax.jit(run)(logits, jnp.asarray(columns.numbers_of_columns(64, ids)))
+    actual = jax.jit(run)(logits, jnp.asarray(columns.column_to_number_index(64, ids)))
     chex.assert_trees_all_close(actual, expected, rtol=1e-5, atol=1e-5)

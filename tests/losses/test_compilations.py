@@ -8,9 +8,9 @@ import pytest
 
 from ntl_jax import (
     Objective,
+    digit_weights,
     number_spans,
     objective_from_hidden,
-    place_weights,
     predict_numbers,
     stats_from_hidden,
 )
@@ -68,7 +68,7 @@ def test_a_loss_and_its_gradient(name, compiled):
 def test_what_labels_say(options, compiled):
     labels = jnp.asarray(batch()[1])
     assert again(compiled, partial(number_spans, vocab=VOCAB, **options), labels) == 0
-    assert again(compiled, partial(place_weights, vocab=VOCAB, **options), labels) == 0
+    assert again(compiled, partial(digit_weights, vocab=VOCAB, **options), labels) == 0
 
 
 def test_predicted_numbers(compiled):

@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec as P
 from ntl_jax import Objective, distances
 from ntl_jax.losses import (
     cross_entropy,
+    digit_weights,
     ntl_was,
     number_level_loss,
-    place_weights,
     predict_numbers,
     stats_from_hidden,
     stats_from_logits,
@@ -43,7 +43,7 @@ LOSSES = {
         labels,
         VOCAB,
         distance=jnp.asarray(distances.circular(VOCAB, 10)),
-        weights=place_weights(labels, VOCAB),
+        weights=digit_weights(labels, VOCAB),
         reduction="sum",
     ),
     "number_level_loss": partial(number_level_loss, vocab=VOCAB, reduction="mean"),

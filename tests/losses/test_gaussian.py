@@ -17,7 +17,7 @@ from ntl_jax import (
     gaussian_targets,
     ntl_was_cdf,
 )
-from tests.losses.rivals.checks import (
+from tests.losses.baselines.checks import (
     DIGITS,
     TEXT,
     assert_equals_twin,

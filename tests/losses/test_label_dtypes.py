@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from ntl_jax import NumberVocab, Objective, objective_from_hidden, stats_from_logits
-from ntl_jax.losses import place_weights, shift_labels
+from ntl_jax.losses import digit_weights, shift_labels
 from ntl_jax.losses.baselines import score_positions
 from ntl_jax.losses.number_heads import xval_loss
-from ntl_jax.losses.targets import label_is, safe_labels
+from ntl_jax.losses.targets import clip_labels, label_is
 
 # Unsigned labels are allowed, though the annotations have no word for them.
 pytestmark = pytest.mark.usefixtures("unhooked")
@@ -44,9 +44,9 @@ def test_no_id_is_taken_for_another(dtype):
 
 def test_narrow_labels_of_a_wide_vocabulary():
     labels = jnp.array([100, 127, -3, -100], jnp.int8)
-    assert safe_labels(labels, 300).tolist() == [100, 127, 0, 0]
-    assert safe_labels(labels, 101).tolist() == [100, 100, 0, 0]
-    assert safe_labels(jnp.array([156, 255], jnp.uint8), 300).tolist() == [156, 255]
+    assert clip_labels(labels, 300).tolist() == [100, 127, 0, 0]
+    assert clip_labels(labels, 101).tolist() == [100, 100, 0, 0]
+    assert clip_labels(jnp.array([156, 255], jnp.uint8), 300).tolist() == [156, 255]
 
 
 def test_an_ignore_index_within_the_dtype_and_beyond():
@@ -76,7 +76,7 @@ def test_an_ignore_index_is_an_integer(value):
     labels = jnp.asarray(TEXT)
     stats = stats_from_logits(jnp.zeros((*TEXT.shape, 300)), labels, VOCAB)
     with pytest.raises(TypeError, match=rf"ignore_index must be an .* {value!r}: -100"):
-        place_weights(labels, VOCAB, ignore_index=value)
+        digit_weights(labels, VOCAB, ignore_index=value)
     with pytest.raises(TypeError, match=r"ignore_index must be an integer"):
         Objective(ignore_index=value)(stats, labels, VOCAB)
 

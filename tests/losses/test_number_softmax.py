@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ntl_jax import NumberVocab
-from ntl_jax.losses.softmax import less_the_largest, softmax_mean
+from ntl_jax.losses.softmax import shift_logits, softmax_mean
 from tests.losses.public_losses import LOSSES
 
 LOGITS = jnp.array([[0.3, -1.2, 2.0], [-1e30, 4.0, 3.5], [0.0, 0.0, 0.0], [9, -9, 1]])
@@ -24,11 +24,11 @@ def plain(logits, x=X):
 
 
 def ours(logits, x=X):
-    return softmax_mean(less_the_largest(logits), x)
+    return softmax_mean(shift_logits(logits), x)
 
 
 def without_gradient(logits, x=X):
-    return softmax_mean(jax.lax.stop_gradient(less_the_largest(logits)), x)
+    return softmax_mean(jax.lax.stop_gradient(shift_logits(logits)), x)
 
 
 def assert_alike(mean):

@@ -12,6 +12,7 @@ import pytest
 from ntl_jax import (
     Objective,
     cross_entropy,
+    digit_weights,
     distances,
     gaussian_cross_entropy,
     gaussian_targets,
@@ -19,7 +20,6 @@ from ntl_jax import (
     ntl_was,
     ntl_was_cdf,
     number_level_loss,
-    place_weights,
     stats_from_logits,
 )
 from ntl_jax.losses.baselines import (
@@ -143,7 +143,7 @@ def test_raft_takes_the_score_out_of_cross_entropy(vocab, batch):
 def test_weights_by_place_are_for_single_tokens(vocab, batch):
     logits, labels, weights = batch
     objective = Objective(was=0.5, number_level=0.2, place_base=1.5)
-    by_place = place_weights(labels, vocab, base=1.5) * weights
+    by_place = digit_weights(labels, vocab, base=1.5) * weights
     assert float(jnp.max(by_place / jnp.maximum(weights, 1e-3))) > 1.2
     expected = (
         cross_entropy(logits, labels, weights=weights, reduction="mean")

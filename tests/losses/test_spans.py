@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ntl_jax import NumberVocab, number_spans
-from ntl_jax.losses.span_sums import from_first, run_sums
+from ntl_jax.losses.span_sums import broadcast_first_digit, span_sum
 from ntl_jax.numbers.grammar import find_numbers
 from tests.losses.number_text import VOCAB, encode
 
@@ -293,7 +293,7 @@ def test_sums_over_runs(width, reach):
 
     @jax.jit
     def sums_and_gradient(x, cotangent):
-        sums, pull = jax.vjp(lambda x: run_sums(x, spans, reach=reach), x)
+        sums, pull = jax.vjp(lambda x: span_sum(x, spans, reach=reach), x)
         return sums, pull(cotangent)[0]
 
     sums, actual = sums_and_gradient(x, cotangent)
@@ -304,7 +304,7 @@ def test_sums_over_runs(width, reach):
 def test_a_flag_of_the_first_digit_reaches_its_number_alone():
     spans = compiled("one", False)(encode("12.34a56.a7"))
     flag = jnp.zeros((1, 11), bool).at[0, jnp.array([0, 7, 10])].set(True)
-    marked = np.flatnonzero(from_first(flag, spans)[0])
+    marked = np.flatnonzero(broadcast_first_digit(flag, spans)[0])
     assert marked.tolist() == [0, 1, 3, 4, 10]  # 7 is the second digit of 56
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ntl_jax.losses
-from ntl_jax.losses import baselines as rivals
+from ntl_jax.losses import baselines as baselines
 from tests.losses.public_losses import (
     COLUMNS,
     IGNORED,
@@ -64,7 +64,7 @@ def public_losses(module) -> set[str]:
 
 
 def test_the_table_holds_every_public_loss():
-    public = public_losses(ntl_jax.losses) | public_losses(rivals)
+    public = public_losses(ntl_jax.losses) | public_losses(baselines)
     assert "ntl_was" in public
     assert public == {key.split()[0] for key in LOSSES}
 

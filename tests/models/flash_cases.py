@@ -68,7 +68,7 @@ class Case:
 
     def run(self, attention, q, k, v, bias, mask, cotangent, key):
         """The output, and the gradients of q, k, v and the bias."""
-        drop = DropoutSite(self.rate, key, row_offset=7, layer=2, site=3)
+        dropout = DropoutSite(self.rate, key, row_offset=7, layer=2, site=3)
 
         def of(q, k, v, bias):
             return attention(
@@ -79,7 +79,7 @@ class Case:
                 bias=bias,
                 mask=mask,
                 causal=self.causal,
-                drop=drop if self.rate else None,
+                dropout=dropout if self.rate else None,
             )
 
         out, pull = jax.vjp(of, q, k, v, bias)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ntl_jax.kernels.attention.dispatch import attend
-from ntl_jax.models.attention import start_cache, visible_keys
+from ntl_jax.models.attention import make_attention_mask, start_cache
 
 TOLERANCE = 1e-5  # a block
 
@@ -101,12 +101,12 @@ def test_dropout_is_given_the_probabilities_of_all_heads(groups):
     q, k, v, _, mask = draw(groups)
     seen = []
 
-    def drop(weights):
+    def dropout(weights):
         seen.append(weights)
         keep = (jnp.arange(4) == 1)[None, :, None, None]
         return jnp.where(keep, weights, 0.0)
 
-    out = attend(q, k, v, scale=0.3, mask=mask, drop=drop)
+    out = attend(q, k, v, scale=0.3, mask=mask, dropout=dropout)
     assert seen[0].shape == (2, 4, 5, 7)
     chex.assert_trees_all_close(seen[0].sum(-1), jnp.ones((2, 4, 5)), atol=1e-6)
     want = attend(q, k, v, scale=0.3, mask=mask)
@@ -133,12 +133,12 @@ def test_heads_that_do_not_divide_are_named():
 def test_padding_and_other_segments_are_not_visible():
     attention_mask = np.array([[0, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1]])
     segments = jnp.array([[1, 1, 1, 2, 2, 2], [5, 4, 4, 4, 0, 0]])
-    got = visible_keys(jnp.asarray(attention_mask), segments, segments)
+    got = make_attention_mask(jnp.asarray(attention_mask), segments, segments)
     for b, t, s in np.ndindex(2, 6, 6):
         want = attention_mask[b, s] and segments[b, s] == segments[b, t]
         assert got[b, 0, t, s] == bool(want)
-    assert visible_keys(jnp.asarray(attention_mask)).shape == (2, 1, 1, 6)
-    assert visible_keys() is None
+    assert make_attention_mask(jnp.asarray(attention_mask)).shape == (2, 1, 1, 6)
+    assert make_attention_mask() is None
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -58,7 +58,7 @@ def test_without_a_gpu_auto_is_xla():
 
 
 @pytest.mark.parametrize(
-    ("operands", "drop", "want"),
+    ("operands", "dropout", "want"),
     [
         (heads(), DROP, "triton"),
         (heads(), None, "triton"),
@@ -68,8 +68,8 @@ def test_without_a_gpu_auto_is_xla():
     ],
     ids=str,
 )
-def test_on_a_gpu_auto_is_triton_where_it_was_measured(on_gpu, operands, drop, want):
-    assert choose_implementation("auto", *operands, scale=1.0, drop=drop) == want
+def test_on_a_gpu_auto_is_triton_where_it_was_measured(on_gpu, operands, dropout, want):
+    assert choose_implementation("auto", *operands, scale=1.0, dropout=dropout) == want
 
 
 @pytest.mark.parametrize(("length", "want"), [(64, "xla"), (128, "triton")])
@@ -119,7 +119,7 @@ def test_without_a_gpu_the_others_are_refused(name):
         choose_implementation(name, *heads(), scale=1.0)
     with pytest.raises(ValueError, match=message):
         q, k = heads()
-        attention.attend(q, k, k, scale=1.0, implementation=name)
+        attention_choice.attend(q, k, k, scale=1.0, implementation=name)
 
 
 @pytest.mark.parametrize("name", ["triton", "cudnn"])
@@ -133,7 +133,7 @@ def test_one_query_a_row_is_xlas(on_gpu, name):
     ("name", "operands", "options", "error"),
     [
         ("cudnn", heads("float32"), {}, "takes bfloat16; q is float32"),
-        ("cudnn", heads(), {"drop": DROP}, "no dropout of probabilities"),
+        ("cudnn", heads(), {"dropout": DROP}, "no dropout of probabilities"),
         ("cudnn", heads(width=20), {}, "that 8 divides, up to 128; it is 20"),
         ("cudnn", heads(), {"scale": jnp.ones(())}, "known at trace time"),
         ("cudnn", heads(length=9), {"bias": 0}, r"even lengths .* \(9, 9\)"),
@@ -155,8 +155,10 @@ def test_operands_that_one_does_not_take(
 def test_auto_takes_the_first_that_fits(on_gpu, monkeypatch):
     monkeypatch.setattr(attention_choice, "AUTO", ("cudnn", "triton"))
     quiet = DropoutSite(0.1, None)
-    for drop, want in ((None, "cudnn"), (quiet, "cudnn"), (DROP, "triton")):
-        assert choose_implementation("auto", *heads(), scale=1.0, drop=drop) == want
+    for dropout, want in ((None, "cudnn"), (quiet, "cudnn"), (DROP, "triton")):
+        assert (
+            choose_implementation("auto", *heads(), scale=1.0, dropout=dropout) == want
+        )
     assert choose_implementation("xla", *heads(), scale=1.0) == "xla"
 
 
@@ -258,7 +260,7 @@ def test_cudnn_is_called_as_jax_wants_it(on_gpu, monkeypatch):
     q, k = heads()
     bias, mask = jnp.zeros((1, 4, 32, 32)), jnp.ones((2, 1, 1, 32), bool)
     options = {"bias": bias, "mask": mask, "causal": True}
-    attention.attend(q, k, k, scale=0.5, implementation="cudnn", **options)
+    attention_choice.attend(q, k, k, scale=0.5, implementation="cudnn", **options)
     assert seen["bias"].dtype == jnp.bfloat16 and seen["bias"].shape == bias.shape
     assert seen["mask"].shape == (2, 1, 32, 32)
     assert (seen["scale"], seen["is_causal"]) == (0.5, True)

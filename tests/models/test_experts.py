@@ -45,7 +45,7 @@ def operands(tokens, count, visits, routing="even", seed=0):
     return x, weights.astype(np.float32), chosen, gate_up, down
 
 
-def one_by_one(x, weights, chosen, gate_up, down):
+def decode_loop(x, weights, chosen, gate_up, down):
     """The same in float64, visit by visit."""
     x, weights, gate_up, down = (
         y.astype(np.float64) for y in (x, weights, gate_up, down)
@@ -76,10 +76,10 @@ def assert_close(got, want, tolerance=1e-5):
 @pytest.mark.parametrize("tokens", [1, 37, 200])
 def test_both_forms_equal_visit_by_visit(tokens, count, visits, routing):
     given = operands(tokens, count, visits, routing)
-    want = one_by_one(*given)
+    want = decode_loop(*given)
     for run in (all_experts, chosen_experts):
         assert_close(jax.jit(run)(*given), want)
-    wrong = one_by_one(*operands(tokens, count, visits, routing)[:4], 1.01 * given[4])
+    wrong = decode_loop(*operands(tokens, count, visits, routing)[:4], 1.01 * given[4])
     assert np.abs(wrong - want).max() > 1e-3 * np.abs(want).max()
 
 
@@ -101,7 +101,7 @@ def test_gradients_of_both_forms_agree_and_are_the_slopes(routing):
         for sign in (1, -1):
             moved = [y.astype(np.float64) if y.dtype != np.int32 else y for y in given]
             moved[place] = moved[place] + sign * 1e-5 * step
-            ends.append(np.sum(one_by_one(*moved) * cotangent))
+            ends.append(np.sum(decode_loop(*moved) * cotangent))
         slope = (ends[0] - ends[1]) / 2e-5
         np.testing.assert_allclose(np.sum(gradient * step), slope, rtol=1e-3, atol=1e-2)
 

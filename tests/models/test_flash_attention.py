@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ntl_jax.kernels.attention import gpu as flash_triton
-from ntl_jax.kernels.attention import tiles as flash_tiles
+from ntl_jax.kernels.attention import gpu, tiles
 from ntl_jax.kernels.attention.dispatch import attend
 from ntl_jax.kernels.attention.flash import flash_attention
 from ntl_jax.kernels.dropout import DropoutSite, keep_places
@@ -85,7 +84,7 @@ def test_parity_can_fail(monkeypatch, part):
     }
     operands = operands_of(WHOLE)
     want = WHOLE.plain(*operands, KEY)
-    monkeypatch.setattr(flash_tiles, part, wrong[part])
+    monkeypatch.setattr(tiles, part, wrong[part])
     errors = differences(WHOLE, WHOLE.flash(*operands, KEY), want)
     assert min(errors.values()) > 100 * TOLERANCE, errors
 
@@ -108,15 +107,15 @@ def test_bfloat16_is_as_close_as_the_plain_program(name):
 
 def test_dropout_drops_what_the_plain_program_drops():
     rows, queries, sources, heads, width = 2, 20, 50, 3, 64
-    drop = DropoutSite(0.3, KEY, row_offset=5, layer=1, site=9)
+    dropout = DropoutSite(0.3, KEY, row_offset=5, layer=1, site=9)
     q = jnp.zeros((rows, queries, heads, width))
     k = jnp.zeros((rows, sources, heads, width))
     v = jnp.broadcast_to(jnp.eye(sources, width)[None, :, None], k.shape)
     out = flash_attention(
-        q, k, v, scale=1.0, drop=drop, tiles=tiles_of(16, 16), interpret=True
+        q, k, v, scale=1.0, dropout=dropout, tiles=tiles_of(16, 16), interpret=True
     )
     got = jnp.swapaxes(out[..., :sources], 1, 2)  # [B, N, T, S]: the probabilities
-    want = drop(jnp.full((rows, heads, queries, sources), 1 / sources))
+    want = dropout(jnp.full((rows, heads, queries, sources), 1 / sources))
     np.testing.assert_array_equal(got == 0, want == 0)
     chex.assert_trees_all_close(got, want, rtol=1e-6)
 
@@ -164,8 +163,8 @@ def test_a_bias_with_axes_of_one_has_its_gradient_summed_over_them(
 ):
     q, k, v = jax.random.normal(KEY, (3, 7, 20, 2, 16))
     short = jax.random.normal(KEY, (1, 1, 1, 20))
-    monkeypatch.setattr(flash_triton, "_ENOUGH", enough)
-    assert flash_triton._parts(len(q), programs=2) == parts
+    monkeypatch.setattr(gpu, "_ENOUGH", enough)
+    assert gpu._parts(len(q), programs=2) == parts
 
     def total(attention, bias, **options):
         return jnp.sum(attention(q, k, v, scale=0.3, bias=bias, **options) ** 2)
@@ -177,9 +176,9 @@ def test_a_bias_with_axes_of_one_has_its_gradient_summed_over_them(
 
 
 def test_sums_over_rows_are_cut_into_equal_parts_where_they_can_be():
-    assert flash_triton._parts(64, 100) == 8
-    assert flash_triton._parts(127, 384) == 2
-    assert flash_triton._parts(1, 1) == 1
+    assert gpu._parts(64, 100) == 8
+    assert gpu._parts(127, 384) == 2
+    assert gpu._parts(1, 1) == 1
 
 
 @pytest.mark.parametrize(("spare", "dtype"), [(0, "int8"), (-1, "int16")])
@@ -194,9 +193,9 @@ def test_a_large_mask_is_read_in_wider_numbers(monkeypatch, spare, dtype):
         read.add(str(ref.dtype))
         return of_tile(x, ref, place)
 
-    of_tile = flash_tiles._mask
-    monkeypatch.setattr(flash_tiles, "_mask", record)
-    monkeypatch.setattr(flash_triton, "_PLACES", mask.size + spare)
+    of_tile = tiles._mask
+    monkeypatch.setattr(tiles, "_mask", record)
+    monkeypatch.setattr(gpu, "_PLACES", mask.size + spare)
     given = (*operands, mask, cotangent, KEY)
     errors = differences(case, case.flash(*given), case.plain(*given))
     assert max(errors.values()) < TOLERANCE, errors
@@ -227,4 +226,4 @@ def test_options_that_kernels_do_not_take_are_named():
     with pytest.raises(ValueError, match="scale known at trace time"):
         jax.jit(lambda scale: flash_attention(q, q, q, scale=scale))(1.0)
     with pytest.raises(ValueError, match="a DropoutSite for dropout; it is a function"):
-        flash_attention(q, q, q, scale=1.0, drop=lambda x: x)  # pyright: ignore[reportArgumentType]
+        flash_attention(q, q, q, scale=1.0, dropout=lambda x: x)  # pyright: ignore[reportArgumentType]

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ntl_jax.generate import generate
-from ntl_jax.generate.programs import by_beams
+from ntl_jax.generate.programs import beam_search_program
 from ntl_jax.kernels.attention import decoding as flash_decoding
 from ntl_jax.kernels.attention.decoding import attend_to_cache, attend_to_source
 from ntl_jax.models import T5Config, init_params
@@ -166,7 +166,7 @@ def test_beams_found_with_the_kernels_are_the_plain_program_s(monkeypatch):
     mask = np.arange(9) < np.array([[9], [4], [7]])
 
     def found():
-        by_beams.clear_cache()  # of what was traced with the other program
+        beam_search_program.clear_cache()  # of what was traced with the other program
         options = {"num_beams": 3, "return_scores": True, "max_new_tokens": 7}
         return generate(CONFIG, params, ids, attention_mask=mask, **options)
 

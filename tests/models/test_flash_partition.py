@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ntl_jax.kernels.attention import partition as flash_partition
+from ntl_jax.kernels.attention import partition
 from ntl_jax.kernels.attention.flash import flash_attention
 from ntl_jax.sharding.mesh import make_mesh, on_mesh
 from tests.models.flash_cases import KEY, Case, tiles_of
@@ -89,9 +89,7 @@ def test_split_kernels_equal_one_devices(case, shape, known):
 def test_heads_on_other_devices_have_dropout_masks_of_their_own(monkeypatch):
     """So the comparison with one device's sees a mask of the wrong heads."""
     case = GROUPS
-    monkeypatch.setattr(
-        flash_partition, "_with_first_place", lambda given, heads: given
-    )
+    monkeypatch.setattr(partition, "_with_first_place", lambda given, heads: given)
     want = case.flash(*case.draw(), KEY)[0]
     # Other options than in the test before, whose program is kept.
     run = partial(_out_only, tiles=tiles_of(16, 32))

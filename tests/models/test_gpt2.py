@@ -12,7 +12,7 @@ import pytest
 from ntl_jax.hf.mapping import flatten
 from ntl_jax.kernels.dropout import Dropout
 from ntl_jax.models import GPT2Config, bind, count_parameters, init_params
-from ntl_jax.models.attention import Visible, token_positions, visible_keys
+from ntl_jax.models.attention import Visible, make_attention_mask, token_positions
 from tests.tiny_gpt2 import (
     KINDS,
     PADDINGS,
@@ -145,7 +145,7 @@ def test_each_blocks_states_equal_pytorch(padding):
         block.register_forward_hook(partial(record, number))
     run_torch(model, data)
     mask = data.get("attention_mask")
-    seen, visible = real(data), Visible(visible_keys(mask), causal=True)
+    seen, visible = real(data), Visible(make_attention_mask(mask), causal=True)
     layers = bind(config, params).layers
     for number in range(config.n_layer):
         given, want = inputs[number]

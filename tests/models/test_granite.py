@@ -12,7 +12,7 @@ from ntl_jax.hf.mapping import flatten
 from ntl_jax.kernels.dropout import Dropout
 from ntl_jax.kernels.experts import FEW_TOKENS
 from ntl_jax.models import GraniteConfig, bind, count_parameters, init_params
-from ntl_jax.models.attention import Visible, token_positions, visible_keys
+from ntl_jax.models.attention import Visible, make_attention_mask, token_positions
 from ntl_jax.models.granite.model import rotation
 from tests.tiny_gpt2 import PADDINGS, batch, real, run_torch
 from tests.tiny_granite import KINDS, LONG, gradients, ours, to_params, torch_model
@@ -156,7 +156,7 @@ def test_each_blocks_states_equal_pytorch(kind, padding):
         block.register_forward_hook(partial(record, number))
     run_torch(model, data)
     mask = data.get("attention_mask")
-    seen, visible = real(data), Visible(visible_keys(mask), causal=True)
+    seen, visible = real(data), Visible(make_attention_mask(mask), causal=True)
     angles = rotation(token_positions(20, mask), config.head_dim, config.rope_theta)
     slow = rotation(token_positions(20, mask), config.head_dim, 1e4)
     layers = bind(config, params).layers

@@ -125,9 +125,9 @@ class Inner(nnx.Module):
         self.wi = Linear(32, 64, std=0.2, rngs=rngs)
         self.wo = Linear(64, 32, std=0.2, rngs=rngs)
 
-    def __call__(self, x, drop: Dropout):
+    def __call__(self, x, dropout: Dropout):
         h = self.wi(x)
-        h = drop(jnp.tanh(h) * jax.nn.sigmoid(h), 0)
+        h = dropout(jnp.tanh(h) * jax.nn.sigmoid(h), 0)
         return x + self.wo(h)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from ntl_jax.kernels.attention.flash import flash_attention
 from ntl_jax.kernels.dropout import DropoutSite
-from ntl_jax.models.remat import recomputing
+from ntl_jax.models.remat import remat_layer
 
 KEY = jax.random.key(0)
 
@@ -26,7 +26,7 @@ def counted(step, remat, *operands):
     """Of the gradient, with all that it does not need left out."""
 
     def loss(*operands):
-        layer = recomputing(step, remat, prevent_cse=False)
+        layer = remat_layer(step, remat, prevent_cse=False)
         return jnp.sum(jnp.square(layer(*operands)))
 
     gradient = jax.make_jaxpr(jax.grad(loss, tuple(range(len(operands)))))(*operands)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ntl_jax.kernels.dropout import NO_DROPOUT
 from ntl_jax.models import bind
-from ntl_jax.models.attention import Visible, token_positions, visible_keys
+from ntl_jax.models.attention import Visible, make_attention_mask, token_positions
 from ntl_jax.models.granite.model import rotation
 from tests import tiny_gpt2, tiny_granite, tiny_t5
 from tests.models import test_gpt2, test_granite, test_t5
@@ -136,7 +136,9 @@ def of_granite(kind: str) -> dict[str, float]:
 def causal(config, params, data, outputs, logits, errors, states, block):
     """The differences of a decoder-only model, where there is no padding."""
     seen = tiny_gpt2.real(data)
-    mask = Visible(visible_keys(jnp.asarray(data["attention_mask"])), causal=True)
+    mask = Visible(
+        make_attention_mask(jnp.asarray(data["attention_mask"])), causal=True
+    )
     layers = bind(config, params).layers
     run_block = jax.jit(partial(block, mask=mask))
     blocks = [

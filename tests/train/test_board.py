@@ -62,7 +62,7 @@ def test_a_full_disk_is_an_error_where_numbers_are_added(tmp_path):
 def test_torch_is_not_imported(tmp_path):
     code = f"""
 import pathlib, sys
-from train.board import Board
+from train.reporting.board import Board
 Board(pathlib.Path({str(tmp_path)!r}), start_step=0).close()
 assert "torch" not in sys.modules and "tensorboardX" in sys.modules
 """

@@ -124,9 +124,9 @@ def test_a_damaged_step_is_moved_out_of_the_way(saved, bucket, folder):
         assert step == 2
         bucket.refuse_like("POST", "damaged")
         with pytest.raises(ConfigError, match="checkpoints/3 cannot be used"):
-            checkpointer.set_aside_after(step)
+            checkpointer.quarantine_after(step)
         bucket.refuse_nothing()
-        checkpointer.set_aside_after(step)
+        checkpointer.quarantine_after(step)
         assert checkpointer.latest_step() == 2
         checkpointer.save(state_at(3), {"steps": 3})
     jax.tree.map(np.testing.assert_array_equal, state, state_at(2))

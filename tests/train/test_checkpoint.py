@@ -82,7 +82,7 @@ def newest(run_dir: pathlib.Path, task, keep: int | None = None):
     with Checkpointer(run_dir, keep=keep) as checkpointer:
         found = checkpointer.newest(lambda at: checkpointer.restore(at, abstract))
         if found is not None and keep:
-            checkpointer.set_aside_after(found[0])
+            checkpointer.quarantine_after(found[0])
     return found
 
 
@@ -216,7 +216,7 @@ def test_when_the_step_before_a_damaged_one_was_written_is_not_needed(
     abstract = abstract_state(task)
     with Checkpointer(run_dir, keep=2) as checkpointer:
         checkpointer.newest(lambda step: checkpointer.restore(step, abstract))
-        checkpointer.set_aside_after(0)
+        checkpointer.quarantine_after(0)
         assert checkpointer.latest_step() == 0
         checkpointer.save(states[1], CONFIG)
     step, restored = newest(run_dir, task)

@@ -249,7 +249,8 @@ def test_a_launcher_whose_other_process_stays_away():
     task = {"JOB_ID": "7", "STEP_NODELIST": "localhost", "NTASKS": "2"}
     task |= {"PROCID": "0", "LOCALID": "0"}
     environment = {f"SLURM_{name}": value for name, value in task.items()}
-    code = "from train.multihost.hosts import HostsConfig, join; join(HostsConfig(timeout=2))"
+    code = "from train.multihost.hosts import HostsConfig, join; "
+    code += "join(HostsConfig(timeout=2))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
@@ -267,12 +268,12 @@ def test_one_process_speaks_for_itself():
     def refuse():
         raise ConfigError("no")
 
-    assert hosts.from_first(lambda: {"a": 1}) == {"a": 1}
+    assert hosts.broadcast_from_coordinator(lambda: {"a": 1}) == {"a": 1}
     with pytest.raises(ConfigError, match="no"):
-        hosts.from_first(refuse)
-    hosts.check_everywhere(True, "fine")
+        hosts.broadcast_from_coordinator(refuse)
+    hosts.assert_all_hosts(True, "fine")
     with pytest.raises(ConfigError, match="not fine"):
-        hosts.check_everywhere(False, "not fine")
+        hosts.assert_all_hosts(False, "not fine")
     batch = hosts.place(
         {"x": np.arange(8.0)}, batch_sharding(make_mesh(8)), np.arange(8), 8
     )

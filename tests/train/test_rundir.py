@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.train.helpers import TINY, changed
-from train.checkpointing import rundir
+from train.checkpointing import resume, rundir
 from train.checkpointing.resume import check_same_flags, check_same_run
 from train.checkpointing.rundir import resolve_run_dir, write_config
 from train.config import ConfigError
@@ -39,8 +39,8 @@ def test_another_schedule_does_not_let_steps_grow(tmp_path):
 
 def started_on_another_host(monkeypatch, **changes) -> None:
     """Checks TINY with `changes` where host 0 was started with TINY."""
-    first = rundir._flat(rundir.config_dict(TINY))
-    monkeypatch.setattr(rundir, "from_first", lambda _: first)
+    first = resume._flat(rundir.config_dict(TINY))
+    monkeypatch.setattr(resume, "broadcast_from_coordinator", lambda _: first)
     check_same_flags(changed(TINY, **changes))
 
 

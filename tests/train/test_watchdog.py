@@ -12,7 +12,7 @@ from train.multihost.watchdog import Watchdog
 
 STUCK = """
 import ctypes, time
-from train import watchdog
+from train.multihost import watchdog
 watchdog.several, watchdog.GRACE = lambda: True, 1
 with watchdog.Watchdog(1) as watch:
     watch.pat("step 3")

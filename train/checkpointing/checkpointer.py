@@ -20,10 +20,10 @@ from train.checkpointing.storage import (
     closed_part,
     move_folder,
     raise_out_of_reach,
-    reaching,
+    storage_errors,
 )
 from train.config import ConfigError
-from train.multihost.hosts import check_everywhere, from_first
+from train.multihost.hosts import assert_all_hosts, broadcast_from_coordinator
 from train.state import Params, TrainState
 
 logger = logging.getLogger("train")
@@ -166,7 +166,7 @@ class Checkpointer:
             raise damaged
         return None
 
-    def set_aside_after(self, step: int) -> None:
+    def quarantine_after(self, step: int) -> None:
         """Moves the checkpoints after `step`, which are damaged, out of the way."""
         later = [other for other in self._manager.all_steps() if other > step]
         if not later:
@@ -176,7 +176,7 @@ class Checkpointer:
             moved = []
             for other in later:
                 target = self._run_dir / DAMAGED_FOLDER / str(other)
-                with reaching(target):
+                with storage_errors(target):
                     while target.exists():
                         target = target.with_name(target.name + "-again")
                     target.parent.mkdir(exist_ok=True)
@@ -185,7 +185,7 @@ class Checkpointer:
                 moved.append(str(target))
             return moved
 
-        for place in from_first(move):
+        for place in broadcast_from_coordinator(move):
             logger.warning("moved the damaged checkpoint to %s", place)
         try:
             self._manager.reload()
@@ -253,9 +253,9 @@ class Checkpointer:
             raise_out_of_reach(self._run_dir, error)
             why = str(error).split("\n")[0][:200]
             denied = self._denied(step, error)
-        check_everywhere(not denied, denied)
-        check_everywhere(not why, self._damaged(step, why), DamagedError)
-        check_everywhere(not other, other, MismatchError)
+        assert_all_hosts(not denied, denied)
+        assert_all_hosts(not why, self._damaged(step, why), DamagedError)
+        assert_all_hosts(not other, other, MismatchError)
         assert restored is not None
         found = digests({name: restored[name] for name in items})
         for name, value in found.items():

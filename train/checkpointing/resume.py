@@ -6,7 +6,7 @@ from typing import Any
 from train.checkpointing.rundir import config_dict, read_config
 from train.checkpointing.storage import AnyPath
 from train.config import ConfigError, TrainConfig
-from train.multihost.hosts import check_everywhere, from_first
+from train.multihost.hosts import assert_all_hosts, broadcast_from_coordinator
 
 MAY_DIFFER = {
     "mesh",
@@ -68,13 +68,13 @@ def check_same_flags(config: TrainConfig) -> None:
         ConfigError: names every field that differs from host 0's, with both values.
     """
     own = _flat(config_dict(config))
-    first = from_first(lambda: own)
+    first = broadcast_from_coordinator(lambda: own)
     differing = [
         f"--{key.replace('_', '-')}: {first.get(key)!r} on host 0, {value!r} here"
         for key, value in own.items()
         if OF_EACH_HOST.isdisjoint((key, key.split(".")[0])) and first.get(key) != value
     ]
-    check_everywhere(
+    assert_all_hosts(
         not differing,
         "every host must be started with the same flags, and these differ:\n  "
         + "\n  ".join(differing),

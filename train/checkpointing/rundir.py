@@ -7,7 +7,7 @@ from typing import Any
 
 from ntl_jax.numbers.value_scales import ValueScale
 from train.checkpointing.folder import has_checkpoint
-from train.checkpointing.storage import AnyPath, any_path, is_remote, reaching
+from train.checkpointing.storage import AnyPath, any_path, is_remote, storage_errors
 from train.config import ConfigError, TrainConfig
 from train.heads.families import model_of_dict
 from train.reporting.metrics_writer import replace_text
@@ -25,7 +25,7 @@ def resolve_run_dir(config: TrainConfig) -> AnyPath:
     """
     if config.run_dir is not None:
         path = any_path(config.run_dir)
-        with reaching(path):
+        with storage_errors(path):
             _check_folder(path, config.resume)
         return path
     taken = _numbered(config.name)

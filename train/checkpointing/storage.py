@@ -120,7 +120,7 @@ def _errors() -> tuple[type[Exception], ...]:
 
 
 @contextlib.contextmanager
-def reaching(*paths: AnyPath) -> Iterator[None]:
+def storage_errors(*paths: AnyPath) -> Iterator[None]:
     """Says of a bucket that cannot be read or written what to look at.
 
     Args:
@@ -194,7 +194,7 @@ def make_folder(path: AnyPath) -> None:
     if is_remote(path):
         from google.cloud import storage
 
-        with reaching(path):
+        with storage_errors(path):
             storage.Client().get_bucket(path.parts[2])
             probe = path / "probe"
             probe.write_text("whether this run may write here")
@@ -244,7 +244,7 @@ def move_folder(source: AnyPath, target: AnyPath, *, last_of: str) -> None:
         return
     import fsspec
 
-    with reaching(source):
+    with storage_errors(source):
         files: Any = fsspec.url_to_fs(str(source))[0]
         files.copy(f"{source}/", f"{target}/", recursive=True)
         files.rm_file(str(source / last_of))
@@ -279,7 +279,7 @@ class Mirror:
             ConfigError: the bucket cannot be written.
         """
         start = time.monotonic()
-        with reaching(self._target):
+        with storage_errors(self._target):
             for path in sorted(self.folder.rglob("*")):
                 if path.is_dir() or self._copied.get(path) == path.stat().st_size:
                     continue

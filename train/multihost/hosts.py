@@ -141,7 +141,7 @@ def is_coordinator() -> bool:
     return jax.process_index() == 0
 
 
-def from_first(what: Callable[[], Any]) -> Any:
+def broadcast_from_coordinator(what: Callable[[], Any]) -> Any:
     """What `what` returns on the first host, on every host.
 
     Args:
@@ -168,7 +168,7 @@ def from_first(what: Callable[[], Any]) -> Any:
     return said["value"]
 
 
-def check_everywhere(
+def assert_all_hosts(
     good: bool, message: str, kind: type[ConfigError] = ConfigError
 ) -> None:
     """Raises an error on every host where `good` is false on one, and names those."""
@@ -249,7 +249,7 @@ def mean_over_hosts(value: float) -> float:
     return float(np.mean(multihost_utils.process_allgather(np.float32(value))))
 
 
-def part_together() -> None:
+def sync_hosts() -> None:
     """Waits until every host has come to the end of the run."""
     if several():
         multihost_utils.sync_global_devices("end of the run")

@@ -13,7 +13,7 @@ from train.checkpointing.storage import (
     AnyPath,
     Mirror,
     is_remote,
-    reaching,
+    storage_errors,
     write_remedy,
 )
 from train.config import ConfigError
@@ -32,7 +32,7 @@ def replace_text(path: AnyPath, text: str) -> None:
         ConfigError: it cannot be written.
     """
     if is_remote(path):  # objects are written whole
-        with reaching(path):
+        with storage_errors(path):
             path.write_text(text)
         return
     unfinished = path.with_name(path.name + ".unfinished")

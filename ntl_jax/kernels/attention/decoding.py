@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int8, Int32
 from ntl_jax.kernels.attention.partition import partitioned
 from ntl_jax.kernels.attention.reference import MASKED
 from ntl_jax.kernels.attention.tiles import Span, Tile, dot, load, store
-from ntl_jax.sharding.mesh import BATCH_AXES, TENSOR_AXIS, data_shards, known_mesh
+from ntl_jax.sharding.mesh import BATCH_AXES, TENSOR_AXIS, current_mesh, data_shards
 
 _LOG2_E = math.log2(math.e)
 _BEAMS = 16  # of one program: the fewest that the matrix units take
@@ -245,7 +245,7 @@ def _scores(x: _Operands, products, slices, queries: Span, inside):
 
 @lru_cache(maxsize=256)
 def _program(tree: Any, options: _Options, *, own: bool, masked: bool):
-    """`_attend` of flat operands, cut by rows and heads: see `flash_partition`."""
+    """`_attend` of flat operands, cut by rows and heads: see `partition`."""
 
     def places(rows, heads):
         keys = P(rows, heads)
@@ -269,7 +269,7 @@ def _program(tree: Any, options: _Options, *, own: bool, masked: bool):
 
     @sequential_vmap
     def call(*leaves):
-        mesh = known_mesh()
+        mesh = current_mesh()
         if mesh is None:
             return whole(*leaves)
         batch, _, _, count, _ = leaves[0].shape

@@ -38,7 +38,7 @@ def check_implementation(name: str) -> None:
 
 
 def choose_implementation(
-    implementation: Implementation, q, k, *, scale, bias=None, mask=None, drop=None
+    implementation: Implementation, q, k, *, scale, bias=None, mask=None, dropout=None
 ) -> Implementation:
     """The program that these operands go to: "xla", "cudnn" or "triton".
 
@@ -65,7 +65,7 @@ def choose_implementation(
         return "xla"
     names = AUTO if implementation == "auto" else (implementation,)
     for name in names:
-        problem = _unfit(name, q, k, scale, bias, mask, drop)
+        problem = _unfit(name, q, k, scale, bias, mask, dropout)
         if problem is None:
             return name
         if implementation != "auto":
@@ -99,8 +99,8 @@ def check_trainable(
     problem = _unfit_for_platform(implementation, platform or traced_platform())
     if problem is None:
         heads = jax.ShapeDtypeStruct((1, 2, 1, width), dtype)
-        drop = DropoutSite(dropout, jax.random.key(0))
-        problem = _unfit_operands(implementation, heads, heads, 1.0, None, None, drop)
+        site = DropoutSite(dropout, jax.random.key(0))
+        problem = _unfit_operands(implementation, heads, heads, 1.0, None, None, site)
     if problem is not None:
         raise ValueError(_refusal(implementation, problem))
 
@@ -109,10 +109,10 @@ def _refusal(name: Implementation, problem: str) -> str:
     return f"attention={name!r} {problem}; or choose 'xla'"
 
 
-def _unfit(name, q, k, scale, bias, mask, drop) -> str | None:
+def _unfit(name, q, k, scale, bias, mask, dropout) -> str | None:
     """Why a program does not run here, or does not take these operands, in words."""
     problem = _unfit_for_platform(name, traced_platform())
-    return problem or _unfit_operands(name, q, k, scale, bias, mask, drop)
+    return problem or _unfit_operands(name, q, k, scale, bias, mask, dropout)
 
 
 def _unfit_for_platform(name, platform: str) -> str | None:
@@ -135,9 +135,9 @@ def _version(parts: tuple[int, ...]) -> str:
     return ".".join(map(str, parts))
 
 
-def _unfit_operands(name, q, k, scale, bias, mask, drop) -> str | None:
+def _unfit_operands(name, q, k, scale, bias, mask, dropout) -> str | None:
     if name == "cudnn":
-        return _unfit_for_cudnn(q, k, scale, bias, mask, drop)
+        return _unfit_for_cudnn(q, k, scale, bias, mask, dropout)
     # Arrays may lie on a mesh of explicit axes that the context does not know.
     for mesh in (jax.sharding.get_abstract_mesh(), *map(_mesh_of, (q, k))):
         if mesh.explicit_axes or (mesh.manual_axes and not mesh.are_all_axes_manual):
@@ -148,19 +148,19 @@ def _unfit_operands(name, q, k, scale, bias, mask, drop) -> str | None:
     # Kernels are imported only where they can run: Pallas takes a second to import.
     from ntl_jax.kernels.attention.flash import unfit
 
-    return unfit(q, k, scale=scale, mask=mask, drop=drop)
+    return unfit(q, k, scale=scale, mask=mask, dropout=dropout)
 
 
 def _mesh_of(x) -> jax.sharding.AbstractMesh:
     return jax.typeof(x).sharding.mesh
 
 
-def _unfit_for_cudnn(q, k, scale, bias, mask, drop) -> str | None:
+def _unfit_for_cudnn(q, k, scale, bias, mask, dropout) -> str | None:
     width, lengths = q.shape[3], (q.shape[1], k.shape[1])
     odd = any(length % 2 for length in lengths)
     if q.dtype != jnp.bfloat16 or k.dtype != jnp.bfloat16:
         return f"takes bfloat16; q is {q.dtype}, k {k.dtype}"
-    if drop is not None and getattr(drop, "active", True):
+    if dropout is not None and getattr(dropout, "active", True):
         return (
             "has no dropout of probabilities, for the seed of cuDNN's would be the "
             "same at every step; set its rate to 0"
@@ -183,7 +183,7 @@ def attend(
     bias: Float32[Array, "#B #N #T #S"] | None = None,
     mask: Bool[Array, "#B #N #T #S"] | None = None,
     causal: bool = False,
-    drop: Callable[[Array], Array] | None = None,
+    dropout: Callable[[Array], Array] | None = None,
     implementation: Implementation = "auto",
 ) -> Float[Array, "B T N H"]:
     """Attention of queries over keys and values, heads in groups where K < N.
@@ -217,20 +217,20 @@ def attend(
     """
     _check_shapes(q, k, causal)
     chosen = choose_implementation(
-        implementation, q, k, scale=scale, bias=bias, mask=mask, drop=drop
+        implementation, q, k, scale=scale, bias=bias, mask=mask, dropout=dropout
     )
     if chosen == "triton":
-        return _triton(q, k, v, scale, bias, mask, causal, drop)
+        return _triton(q, k, v, scale, bias, mask, causal, dropout)
     if chosen == "cudnn":
         return _cudnn(q, k, v, scale, bias, mask, causal)
-    return _attend(q, k, v, scale, bias, mask, causal, drop)
+    return _attend(q, k, v, scale, bias, mask, causal, dropout)
 
 
-def _triton(q, k, v, scale, bias, mask, causal, drop) -> Float[Array, "B T N H"]:
+def _triton(q, k, v, scale, bias, mask, causal, dropout) -> Float[Array, "B T N H"]:
     from ntl_jax.kernels.attention.flash import flash_attention
 
     return flash_attention(
-        q, k, v, scale=scale, bias=bias, mask=mask, causal=causal, drop=drop
+        q, k, v, scale=scale, bias=bias, mask=mask, causal=causal, dropout=dropout
     )
 
 

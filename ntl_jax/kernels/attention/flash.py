@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32
 
-from ntl_jax.kernels.attention import partition as flash_partition
+from ntl_jax.kernels.attention import partition
 from ntl_jax.kernels.attention.tiles import Operands, Options, Tiles, default_tiles
 from ntl_jax.kernels.dropout import DropoutSite
 from ntl_jax.kernels.residuals import name_residual
@@ -23,7 +23,7 @@ def flash_attention(
     bias: Float32[Array, "#B #N #T #S"] | None = None,
     mask: Bool[Array, "#B 1 #T #S"] | None = None,
     causal: bool = False,
-    drop: DropoutSite | None = None,
+    dropout: DropoutSite | None = None,
     tiles: Tiles | None = None,
     interpret: bool = False,
 ) -> Float[Array, "B T N H"]:
@@ -54,7 +54,7 @@ def flash_attention(
     Raises:
         ValueError: shapes, dtypes or options that the kernels do not take.
     """
-    problem = unfit(q, k, scale=scale, mask=mask, drop=drop)
+    problem = unfit(q, k, scale=scale, mask=mask, dropout=dropout)
     if problem:
         raise ValueError(f"attention by Triton kernels {problem}")
     (batch, length, heads, width), sources = q.shape, k.shape[1]
@@ -62,12 +62,12 @@ def flash_attention(
         shape = (bias.shape[0], heads, length, sources)
         bias = jnp.broadcast_to(bias.astype(jnp.float32), shape)
     hashes = None
-    if drop is not None and drop.active:
-        hashes = (*drop.row_hashes(batch), jnp.zeros(batch, jnp.uint32))
+    if dropout is not None and dropout.active:
+        hashes = (*dropout.row_hashes(batch), jnp.zeros(batch, jnp.uint32))
     options = Options(
         scale=float(scale),
         causal=causal,
-        rate=drop.rate if drop is not None and hashes is not None else 0.0,
+        rate=dropout.rate if dropout is not None and hashes is not None else 0.0,
         tiles=default_tiles(width, q.dtype.itemsize) if tiles is None else tiles,
         interpret=interpret,
     )
@@ -75,7 +75,7 @@ def flash_attention(
     return _attention(options, q, k, v, bias, seen, hashes)
 
 
-def unfit(q, k, *, scale, mask=None, drop=None) -> str | None:
+def unfit(q, k, *, scale, mask=None, dropout=None) -> str | None:
     """Why the kernels do not take these operands, in words, or None if they do."""
     if q.dtype not in (jnp.float32, jnp.bfloat16) or k.dtype != q.dtype:
         return f"takes float32 or bfloat16, alike; q is {q.dtype}, k {k.dtype}"
@@ -87,8 +87,8 @@ def unfit(q, k, *, scale, mask=None, drop=None) -> str | None:
         return f"takes a scale known at trace time; it is {scale}"
     if mask is not None and mask.shape[1] != 1:
         return f"takes a mask that is alike for all heads; it is {mask.shape}"
-    if drop is not None and not isinstance(drop, DropoutSite):
-        return f"takes a DropoutSite for dropout; it is a {type(drop).__name__}"
+    if dropout is not None and not isinstance(dropout, DropoutSite):
+        return f"takes a DropoutSite for dropout; it is a {type(dropout).__name__}"
     return None
 
 
@@ -103,12 +103,12 @@ def _compact(mask, length: int, sources: int):
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(options: Options, q, k, v, bias, mask, hashes):
     x = Operands(q, k, v, bias, mask, hashes)
-    return flash_partition.forward(x, options)[0]
+    return partition.forward(x, options)[0]
 
 
 def _attention_forward(options: Options, q, k, v, bias, mask, hashes):
     x = Operands(q, k, v, bias, mask, hashes)
-    out, log_sums = (name_residual(y) for y in flash_partition.forward(x, options))
+    out, log_sums = (name_residual(y) for y in partition.forward(x, options))
     return out, (x, out, log_sums)
 
 
@@ -117,7 +117,7 @@ def _attention_backward(options: Options, kept, cotangent):
     means = jnp.einsum(
         "BTNH,BTNH->BNT", out.astype(jnp.float32), cotangent.astype(jnp.float32)
     )
-    gradients = flash_partition.backward(x, cotangent, log_sums, means, options)
+    gradients = partition.backward(x, cotangent, log_sums, means, options)
     dq, dk, dv, *dbias = gradients
     return dq, dk, dv, dbias[0] if dbias else None, None, None
 

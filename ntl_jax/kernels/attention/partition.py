@@ -23,9 +23,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from ntl_jax.kernels.attention import gpu as flash_triton
+from ntl_jax.kernels.attention import gpu
 from ntl_jax.kernels.attention.tiles import Operands, Options
-from ntl_jax.sharding.mesh import BATCH_AXES, TENSOR_AXIS, data_shards, known_mesh
+from ntl_jax.sharding.mesh import BATCH_AXES, TENSOR_AXIS, current_mesh, data_shards
 
 
 class _Sizes(NamedTuple):
@@ -41,17 +41,17 @@ class _Sizes(NamedTuple):
 
 
 def forward(x: Operands, options: Options) -> tuple[Array, Array]:
-    """As `flash_triton.forward`, of operands that may be sharded."""
+    """As `gpu.forward`, of operands that may be sharded."""
     leaves, tree = jax.tree.flatten(x)
     if _on_one_device():
-        return flash_triton.forward(x, options)
+        return gpu.forward(x, options)
     return _program(_forward, _forward_places, tree, options)(*leaves)
 
 
 def backward(x: Operands, cotangent, log_sums, means, options: Options):
-    """As `flash_triton.backward`, of operands that may be sharded."""
+    """As `gpu.backward`, of operands that may be sharded."""
     if _on_one_device():
-        return flash_triton.backward(x, cotangent, log_sums, means, options)
+        return gpu.backward(x, cotangent, log_sums, means, options)
     leaves, tree = jax.tree.flatten((x, cotangent, log_sums, means))
     return _program(_backward, _backward_places, tree, options)(*leaves)
 
@@ -62,12 +62,12 @@ def _on_one_device() -> bool:
 
 
 def _forward(options: Options, x: Operands):
-    return flash_triton.forward(x, options)
+    return gpu.forward(x, options)
 
 
 def _backward(options: Options, given):
     x, cotangent, log_sums, means = given
-    return flash_triton.backward(x, cotangent, log_sums, means, options)
+    return gpu.backward(x, cotangent, log_sums, means, options)
 
 
 def _forward_places(x: Operands, rows, heads):
@@ -93,7 +93,7 @@ def _program(run: Callable, places: Callable, tree: Any, options: Options) -> Ca
     def call(*leaves):
         given = jax.tree.unflatten(tree, leaves)
         sizes = _sizes_of(given)
-        mesh = known_mesh()
+        mesh = current_mesh()
         if mesh is None:
             return _partitioned(run, places, tree, options, sizes)(*leaves)
         rows = BATCH_AXES if sizes.batch % data_shards(mesh) == 0 else None

@@ -12,7 +12,7 @@ MASKED = -1e30
 finite too."""
 
 
-def _attend(q, k, v, scale, bias, mask, causal, drop) -> Float[Array, "B T N H"]:
+def _attend(q, k, v, scale, bias, mask, causal, dropout) -> Float[Array, "B T N H"]:
     batch, length, heads, width = q.shape
     groups = k.shape[2]
     if groups == heads:
@@ -30,8 +30,8 @@ def _attend(q, k, v, scale, bias, mask, causal, drop) -> Float[Array, "B T N H"]
     if mask is not None:
         scores = jnp.where(mask, scores, jnp.float32(MASKED))
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    if drop is not None:
-        weights = drop(weights)
+    if dropout is not None:
+        weights = dropout(weights)
     if groups == heads:
         return jnp.einsum("BNTS,BSNH->BTNH", weights, v)
     weights = weights.reshape(batch, groups, heads // groups, length, k.shape[1])

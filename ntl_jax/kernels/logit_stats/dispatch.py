@@ -1,8 +1,8 @@
 """Which program passes over the columns: XLA's own, or a kernel where one is faster.
 
-On NVIDIA GPUs it is the kernels of `columns_triton`; on every other device, for shapes
+On NVIDIA GPUs it is the kernels of `gpu`; on every other device, for shapes
 that these do not take, and in a JAX without the Triton backend of Pallas (deprecated
-from 0.12 on), it is the plain program of `columns`.
+from 0.12 on), it is the plain program of `reference`.
 """
 
 import importlib.util
@@ -15,8 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
-from ntl_jax.kernels.logit_stats import reference as columns
-from ntl_jax.kernels.logit_stats.partition import partitioned_read, partitioned_write
+from ntl_jax.kernels.logit_stats import reference
+from ntl_jax.kernels.logit_stats.partition import (
+    partitioned_logit_stats,
+    partitioned_logit_stats_vjp,
+)
 from ntl_jax.kernels.logit_stats.reference import ColumnCotangents, ColumnSums
 from ntl_jax.kernels.platforms import traced_platform
 from ntl_jax.numbers.vocab import NumberVocab
@@ -29,7 +32,7 @@ class _Programs(NamedTuple):
     write: Callable[..., Array]
 
 
-def read_pass(
+def logit_stats(
     vocab_size: int,
     vocab: NumberVocab | None,
     axis_name: AxisName,
@@ -53,19 +56,19 @@ def read_pass(
     triton = partial(_triton, vocab_size, vocab)
 
     def plain(logits, labels):
-        return columns.read_columns(logits, labels, ids, first, vocab_size=vocab_size)
+        return reference.logit_stats(logits, labels, ids, first, vocab_size=vocab_size)
 
     def kernel(logits, labels):
         return triton().read(logits, labels, ids, first)
 
     def split(logits, labels):
-        return partitioned_read(triton().read, logits, labels, ids)
+        return partitioned_logit_stats(triton().read, logits, labels, ids)
 
     sums = _choose(axis_name, plain, kernel, split, logits, labels)
-    return sums if axis_name is None else columns.combine_shards(sums, axis_name)
+    return sums if axis_name is None else reference.combine_shards(sums, axis_name)
 
 
-def write_pass(
+def logit_stats_vjp(
     vocab_size: int,
     vocab: NumberVocab | None,
     axis_name: AxisName,
@@ -77,7 +80,7 @@ def write_pass(
     *,
     in_place: bool = False,
 ) -> Float[Array, "*B C"]:
-    """The gradient of the logits; see `ntl_jax.kernels.logit_stats.reference.write_columns`.
+    """The gradient of the logits; see `reference.logit_stats_vjp`.
 
     Args:
         vocab_size: V; columns from there on are padding.
@@ -96,12 +99,12 @@ def write_pass(
         [*B, C] in the dtype of the logits.
     """
     first = _first_column(axis_name, logits)
-    number_of_column = _numbers_of_columns(axis_name, vocab, logits)
+    number_of_column = _column_to_number_index(axis_name, vocab, logits)
     padded = _padded(axis_name, vocab_size, logits)
     triton = partial(_triton, vocab_size, vocab, padded, in_place)
 
     def plain(logits, labels, top, log_sum, cotangents):
-        return columns.write_columns(
+        return reference.logit_stats_vjp(
             logits,
             labels,
             top,
@@ -118,7 +121,7 @@ def write_pass(
         )
 
     def split(logits, labels, top, log_sum, cotangents):
-        return partitioned_write(
+        return partitioned_logit_stats_vjp(
             triton().write, logits, labels, top, log_sum, cotangents, number_of_column
         )
 
@@ -146,12 +149,12 @@ def _has_triton() -> bool:
 def _fits(logits: Array) -> bool:
     if not _has_triton():
         return False
-    from ntl_jax.kernels.logit_stats import gpu as columns_triton
+    from ntl_jax.kernels.logit_stats import gpu
 
-    return columns_triton.fits(logits.shape, logits.dtype)
+    return gpu.fits(logits.shape, logits.dtype)
 
 
-def _first_column(axis_name: AxisName, logits: Array) -> columns.FirstColumn:
+def _first_column(axis_name: AxisName, logits: Array) -> reference.FirstColumn:
     if axis_name is None:
         return 0
     return jax.lax.axis_index(axis_name) * logits.shape[-1]
@@ -166,13 +169,15 @@ def _token_ids(vocab: NumberVocab | None) -> np.ndarray:
     return np.zeros(0, np.int32) if vocab is None else vocab.token_ids
 
 
-def _numbers_of_columns(axis_name: AxisName, vocab: NumberVocab | None, logits: Array):
+def _column_to_number_index(
+    axis_name: AxisName, vocab: NumberVocab | None, logits: Array
+):
     """Which number each column of the logits is: all columns, or this device's."""
     size = logits.shape[-1]
     if axis_name is None:
-        return columns.numbers_of_columns(size, _token_ids(vocab))
+        return reference.column_to_number_index(size, _token_ids(vocab))
     every = size * jax.lax.axis_size(axis_name)
-    numbers = jnp.asarray(columns.numbers_of_columns(every, _token_ids(vocab)))
+    numbers = jnp.asarray(reference.column_to_number_index(every, _token_ids(vocab)))
     first = _first_column(axis_name, logits)
     return jax.lax.dynamic_slice_in_dim(numbers, first, size)
 
@@ -184,14 +189,14 @@ def _triton(
     padded: bool = True,
     in_place: bool = False,
 ) -> _Programs:
-    from ntl_jax.kernels.logit_stats import gpu as columns_triton
+    from ntl_jax.kernels.logit_stats import gpu
 
     ids = _token_ids(vocab)
     span = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
     return _Programs(
-        partial(columns_triton.read_columns, vocab_size=vocab_size),
+        partial(gpu.logit_stats, vocab_size=vocab_size),
         partial(
-            columns_triton.write_columns,
+            gpu.logit_stats_vjp,
             vocab_size=vocab_size,
             span=span,
             padded=padded,

@@ -1,4 +1,4 @@
-"""`read_columns` and `write_columns` as Pallas kernels for NVIDIA GPUs.
+"""`logit_stats` and `logit_stats_vjp` as Pallas kernels for NVIDIA GPUs.
 
 The logits are read once forward, with a running maximum, and once backward. XLA's own
 programs read them twice forward, and do not reach the speed of memory on bfloat16.
@@ -35,7 +35,7 @@ def fits(shape: tuple[int, ...], dtype) -> bool:
     return small and shape[-1] >= BLOCK and 0 < math.prod(shape) < _LARGEST - BLOCK
 
 
-def read_columns(
+def logit_stats(
     logits: Float[Array, "*B C"],
     labels: Int[Array, "*B"],
     token_ids: Ids,
@@ -44,7 +44,7 @@ def read_columns(
     vocab_size: int,
     interpret: bool = False,
 ) -> ColumnSums:
-    """As `ntl_jax.kernels.logit_stats.reference.read_columns`."""
+    """As `ntl_jax.kernels.logit_stats.reference.logit_stats`."""
     shape, columns = labels.shape, logits.shape[-1]
     tokens = logits.size // columns
     numbers = len(token_ids)
@@ -123,7 +123,7 @@ def _read_kernel(
         number_ref[token, :] = jnp.where(inside, z, 0.0)
 
 
-def write_columns(
+def logit_stats_vjp(
     logits: Float[Array, "*B C"],
     labels: Int[Array, "*B"],
     top: Float32[Array, "*B"],
@@ -138,7 +138,7 @@ def write_columns(
     in_place: bool = False,
     interpret: bool = False,
 ) -> Float[Array, "*B C"]:
-    """As `ntl_jax.kernels.logit_stats.reference.write_columns`.
+    """As `ntl_jax.kernels.logit_stats.reference.logit_stats_vjp`.
 
     Further args:
         span: the least and the largest number token.

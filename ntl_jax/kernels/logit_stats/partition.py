@@ -25,10 +25,10 @@ from ntl_jax.kernels.logit_stats.reference import (
     combine_shards,
 )
 from ntl_jax.sharding.mesh import TENSOR_AXIS
-from ntl_jax.sharding.spmd import Cut, divides, each_with_its_own
+from ntl_jax.sharding.spmd import AxisPartition, divides, shard_map_if_mesh
 
 _AXES = "abcdefgh"  # of the positions, in sharding rules
-_ROWS = Cut(rows=0)
+_ROWS = AxisPartition(rows=0)
 
 
 def _batch_axes(dims: int) -> str:
@@ -59,7 +59,7 @@ def _first_column(axes: tuple[str, ...], columns: int):
 
 
 @lru_cache(maxsize=256)
-def _partitioned_read(read: Callable, dims: int) -> Callable:
+def _partitioned_logit_stats(read: Callable, dims: int) -> Callable:
     """``read(logits, labels, ids, first_column)`` as a function that can be split."""
 
     @custom_partitioning
@@ -97,7 +97,7 @@ def _partitioned_read(read: Callable, dims: int) -> Callable:
 
 
 @lru_cache(maxsize=256)
-def _partitioned_write(write: Callable, dims: int) -> Callable:
+def _partitioned_logit_stats_vjp(write: Callable, dims: int) -> Callable:
     """``write(logits, ..., number_of_column, first_column)``, likewise."""
 
     @custom_partitioning
@@ -133,7 +133,7 @@ def _partitioned_write(write: Callable, dims: int) -> Callable:
     return whole
 
 
-def partitioned_read(read: Callable, logits, labels, token_ids) -> ColumnSums:
+def partitioned_logit_stats(read: Callable, logits, labels, token_ids) -> ColumnSums:
     """Reads the columns of logits that may be sharded.
 
     Args:
@@ -147,7 +147,7 @@ def partitioned_read(read: Callable, logits, labels, token_ids) -> ColumnSums:
     Returns:
         ColumnSums over [*B].
     """
-    cuts = (Cut(rows=0, units=labels.ndim), _ROWS, Cut())
+    cuts = (AxisPartition(rows=0, units=labels.ndim), _ROWS, AxisPartition())
 
     def own(logits, labels, token_ids):
         first = _first_column((TENSOR_AXIS,), logits.shape[-1])
@@ -156,13 +156,13 @@ def partitioned_read(read: Callable, logits, labels, token_ids) -> ColumnSums:
 
     def whole(*operands):
         if labels.ndim == 0 or not divides(operands, cuts):
-            return _partitioned_read(read, labels.ndim)(*operands)
+            return _partitioned_logit_stats(read, labels.ndim)(*operands)
         by_token = _ROWS.spec(labels.ndim)
         results = (*(by_token,) * 4, P(*by_token, None))
         if token_ids.size:
-            return each_with_its_own(own, operands, cuts, results)
+            return shard_map_if_mesh(own, operands, cuts, results)
         # XLA's partitioner (of jax 0.11.2) crashes on an operand without elements.
-        return each_with_its_own(
+        return shard_map_if_mesh(
             lambda logits, labels: own(logits, labels, jnp.zeros((0,), jnp.int32)),
             operands[:2],
             cuts[:2],
@@ -170,12 +170,12 @@ def partitioned_read(read: Callable, logits, labels, token_ids) -> ColumnSums:
         )
 
     def again(logits, labels):
-        return tuple(partitioned_read(read, logits, labels, token_ids))
+        return tuple(partitioned_logit_stats(read, logits, labels, token_ids))
 
     return ColumnSums(*_over_batches(whole, again, token_ids, 2)(logits, labels))
 
 
-def partitioned_write(
+def partitioned_logit_stats_vjp(
     write: Callable,
     logits,
     labels,
@@ -197,8 +197,8 @@ def partitioned_write(
     Returns:
         [*B, V].
     """
-    by_logit = Cut(rows=0, units=labels.ndim)
-    cuts = (by_logit, Cut(units=0), *(_ROWS,) * (3 + len(cotangents)))
+    by_logit = AxisPartition(rows=0, units=labels.ndim)
+    cuts = (by_logit, AxisPartition(units=0), *(_ROWS,) * (3 + len(cotangents)))
 
     def own(logits, numbers, labels, top, log_sum, *cotangents):
         first = _first_column((TENSOR_AXIS,), logits.shape[-1])
@@ -207,11 +207,11 @@ def partitioned_write(
 
     def whole(*operands):
         if labels.ndim == 0 or not divides(operands, cuts):
-            return _partitioned_write(write, labels.ndim)(*operands)
-        return each_with_its_own(own, operands, cuts, by_logit.spec(logits.ndim))
+            return _partitioned_logit_stats_vjp(write, labels.ndim)(*operands)
+        return shard_map_if_mesh(own, operands, cuts, by_logit.spec(logits.ndim))
 
     def again(logits, labels, top, log_sum, *cotangents):
-        return partitioned_write(
+        return partitioned_logit_stats_vjp(
             write,
             logits,
             labels,

@@ -1,6 +1,6 @@
 """One pass over the columns of the logits, whole or one shard of them.
 
-`read_columns` sums up a position and `write_columns` turns cotangents into a gradient.
+`logit_stats` sums up a position and `logit_stats_vjp` turns cotangents into a gradient.
 Both look at the columns ``first_column .. first_column + C - 1`` of the vocabulary, so
 that a device that holds a shard needs no other; `combine_shards` adds shards up.
 """
@@ -54,7 +54,7 @@ class ColumnCotangents(NamedTuple):
     number_logits: Float32[Array, "*B K"]
 
 
-def read_columns(
+def logit_stats(
     logits: Float[Array, "*B C"],
     labels: Int[Array, "*B"],
     token_ids: Ids,
@@ -107,7 +107,7 @@ def combine_shards(sums: ColumnSums, axis_name: str | tuple[str, ...]) -> Column
     return ColumnSums(top, *jax.lax.psum(parts, axis_name))
 
 
-def write_columns(
+def logit_stats_vjp(
     logits: Float[Array, "*B C"],
     labels: Int[Array, "*B"],
     top: Float32[Array, "*B"],
@@ -168,7 +168,7 @@ def to_columns(
     return jnp.take(jnp.pad(d_number, padding), number_of_column, axis=-1, mode="clip")
 
 
-def numbers_of_columns(
+def column_to_number_index(
     columns: int, token_ids: Int32[np.ndarray, "K"]
 ) -> Int32[np.ndarray, "C"]:
     """Which number token each of the first C columns is, K where it is none.

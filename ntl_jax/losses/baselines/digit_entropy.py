@@ -15,7 +15,7 @@ from ntl_jax.losses.spans import NumberSpans, number_spans
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.losses.targets import number_targets
 from ntl_jax.numbers.vocab import NumberVocab
-from ntl_jax.sharding.auto_axes import takes_explicit_axes
+from ntl_jax.sharding.auto_axes import on_auto_axes
 
 _LOG_DECAY = math.log(1.02)  # of a decimal's weight from place to place
 
@@ -74,7 +74,7 @@ def digit_entropy(
     )
 
 
-@takes_explicit_axes
+@on_auto_axes
 def digit_entropy_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B T"],

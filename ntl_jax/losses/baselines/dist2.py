@@ -14,7 +14,7 @@ from ntl_jax.losses.softmax import Support, logits_of_numbers
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.losses.targets import number_targets
 from ntl_jax.numbers.vocab import NumberVocab
-from ntl_jax.sharding.auto_axes import takes_explicit_axes
+from ntl_jax.sharding.auto_axes import on_auto_axes
 
 
 def dist2(
@@ -68,7 +68,7 @@ def dist2(
     )
 
 
-@takes_explicit_axes
+@on_auto_axes
 def dist2_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],

@@ -10,17 +10,17 @@ from ntl_jax.losses.checks import Scalar, check_digits, negative_power_of_ten, s
 from ntl_jax.losses.on_logits import on_logits
 from ntl_jax.losses.reduction import Reduction, unstack
 from ntl_jax.losses.softmax import (
-    less_the_largest,
+    abs_zero_grad,
     logits_of_numbers,
-    magnitude,
+    shift_logits,
     softmax_mean,
 )
-from ntl_jax.losses.span_sums import run_sums
+from ntl_jax.losses.span_sums import span_sum
 from ntl_jax.losses.spans import NumberSpans, number_spans
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.losses.targets import number_targets, token_weights
 from ntl_jax.numbers.vocab import NumberVocab
-from ntl_jax.sharding.auto_axes import takes_explicit_axes
+from ntl_jax.sharding.auto_axes import on_auto_axes
 
 DigitMode = Literal["straight_through", "expected"]
 
@@ -81,7 +81,7 @@ def ntil(
     )
 
 
-@takes_explicit_axes
+@on_auto_axes
 def ntil_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B T"],
@@ -161,9 +161,9 @@ def ntil_from_stats(
     z = logits_of_numbers(stats, targets)  # [*B, T, K]
     values = jnp.broadcast_to(jnp.asarray(vocab.values), z.shape)
     off_by = jnp.abs(values - targets.value[..., None])
-    distance = softmax_mean(less_the_largest(z), off_by)  # [*B, T]
+    distance = softmax_mean(shift_logits(z), off_by)  # [*B, T]
     if digits == "expected":
-        predicted = softmax_mean(less_the_largest(z), values)
+        predicted = softmax_mean(shift_logits(z), values)
     else:
         if key is not None:
             gumbel = jax.random.gumbel(key, z.shape, jnp.float32)
@@ -235,7 +235,7 @@ def _most_likely(
     hard = jnp.min(jnp.where(z == top, values, jnp.inf), axis=-1)  # the smallest equal
     # The largest is taken off first: a compiler that divides and takes it off in one
     # rounding is off by more than exp bears where logits are huge.
-    soft = softmax_mean(less_the_largest(z) / temperature, values)
+    soft = softmax_mean(shift_logits(z) / temperature, values)
     return jax.lax.stop_gradient(hard) + (soft - jax.lax.stop_gradient(soft))
 
 
@@ -251,11 +251,11 @@ def _number_errors(
     counts = spans.digit & (spans.left < _REACH)
     place = jnp.where(counts, negative_power_of_ten(spans.left), 0.0)
     guess, truth = (
-        run_sums(x * place, spans, reach=_REACH) for x in (predicted, truth)
+        span_sum(x * place, spans, reach=_REACH) for x in (predicted, truth)
     )
     one = jnp.where(spans.first, negative_power_of_ten(spans.length - 1), 1.0)
-    relative = magnitude(guess - truth) / (jnp.maximum(guess, truth) + one)
-    ratio = magnitude(jnp.log(guess + one) - jnp.log(truth + one))
+    relative = abs_zero_grad(guess - truth) / (jnp.maximum(guess, truth) + one)
+    ratio = abs_zero_grad(jnp.log(guess + one) - jnp.log(truth + one))
     return relative, ratio
 
 

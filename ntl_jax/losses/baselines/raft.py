@@ -10,7 +10,7 @@ from ntl_jax.losses.row_scans import row_index
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.losses.targets import label_is, number_targets, token_weights
 from ntl_jax.numbers.vocab import NumberVocab
-from ntl_jax.sharding.auto_axes import takes_explicit_axes
+from ntl_jax.sharding.auto_axes import on_auto_axes
 
 
 def score_positions(
@@ -142,7 +142,7 @@ def raft(
     )
 
 
-@takes_explicit_axes
+@on_auto_axes
 def raft_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B T"],

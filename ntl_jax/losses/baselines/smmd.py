@@ -17,7 +17,7 @@ from ntl_jax.losses.softmax import Support, number_probabilities
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.losses.targets import number_targets
 from ntl_jax.numbers.vocab import NumberVocab
-from ntl_jax.sharding.auto_axes import takes_explicit_axes
+from ntl_jax.sharding.auto_axes import on_auto_axes
 
 Sigmas = float | tuple[float, ...] | Float[Array, ""] | Float[Array, "S"]
 
@@ -139,7 +139,7 @@ def smmd(
     )
 
 
-@takes_explicit_axes
+@on_auto_axes
 def smmd_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],

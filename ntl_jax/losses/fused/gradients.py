@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from ntl_jax.kernels.logit_stats.reference import MASKED_LOGIT
-from ntl_jax.losses.fused import tiles as tiles
+from ntl_jax.losses.fused import tiles
 from ntl_jax.losses.fused.tiles import Head
 
 

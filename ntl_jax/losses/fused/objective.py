@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ntl_jax.kernels.logit_stats.dispatch import AxisName
 from ntl_jax.losses.checks import scalar
-from ntl_jax.losses.fused import tiles as tiles
+from ntl_jax.losses.fused import tiles
 from ntl_jax.losses.fused.gradients import GroupedGradients, add_number_gradients
 from ntl_jax.losses.fused.head import check_head, make_head
 from ntl_jax.losses.fused.stats import cast_gradients, read_sums
@@ -18,12 +18,12 @@ from ntl_jax.losses.fused.tiles import Head, LogitSums
 from ntl_jax.losses.objective import Objective
 from ntl_jax.losses.reduction import Term
 from ntl_jax.losses.stats import NumberStats
-from ntl_jax.losses.targets import safe_labels
+from ntl_jax.losses.targets import clip_labels
 from ntl_jax.numbers.vocab import NumberVocab
-from ntl_jax.sharding.auto_axes import takes_explicit_axes
+from ntl_jax.sharding.auto_axes import on_auto_axes
 
 
-@takes_explicit_axes
+@on_auto_axes
 def objective_from_hidden(
     objective: Objective,
     hidden: Float[Array, "*B D"],
@@ -128,7 +128,7 @@ def objective_from_hidden(
 def _fused_total(
     head: Head, objective, hidden, kernel, bias, labels, weights, segment_ids, counts
 ):
-    ids = safe_labels(labels, head.vocab.vocab_size, ignore_index=head.ignore_index)
+    ids = clip_labels(labels, head.vocab.vocab_size, ignore_index=head.ignore_index)
     sums = read_sums(head, hidden, kernel, bias, ids)
     stats = sums.stats(tiles.number_logits_of(head, hidden, kernel, bias))
     terms = objective(
@@ -174,7 +174,7 @@ def _pull_tiles(head: Head, total_of_stats, hidden, kernel, bias, labels, number
     tiling = head.tiling(labels.shape)
     columns = kernel.shape[1]
     kernel, bias = tiles.aligned(head, kernel, bias, hidden.dtype)
-    ids = safe_labels(labels, head.vocab.vocab_size, ignore_index=head.ignore_index)
+    ids = clip_labels(labels, head.vocab.vocab_size, ignore_index=head.ignore_index)
     cotangent_of = _tile_cotangent(total_of_stats, numbers, tiling)
 
     def push_and_pull(gradients, tile):

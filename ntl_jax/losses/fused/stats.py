@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from ntl_jax.kernels.logit_stats.dispatch import AxisName
-from ntl_jax.losses.fused import tiles as tiles
+from ntl_jax.losses.fused import tiles
 from ntl_jax.losses.fused.gradients import (
     GroupedGradients,
     HeadGradients,
@@ -24,14 +24,14 @@ from ntl_jax.losses.fused.gradients import (
 from ntl_jax.losses.fused.head import check_head, make_head
 from ntl_jax.losses.fused.tiles import Backward, Head, LogitSums
 from ntl_jax.losses.stats import NumberStats
-from ntl_jax.losses.targets import safe_labels
+from ntl_jax.losses.targets import clip_labels
 from ntl_jax.numbers.vocab import NumberVocab
-from ntl_jax.sharding.auto_axes import takes_explicit_axes
+from ntl_jax.sharding.auto_axes import on_auto_axes
 
 _ALIGNMENT = 8  # bfloat16 columns that a matrix unit takes at once
 
 
-@takes_explicit_axes
+@on_auto_axes
 def stats_from_hidden(
     hidden: Float[Array, "*B D"],
     kernel: Float[Array, "D V"],
@@ -138,7 +138,7 @@ def fused_stats(head, hidden, kernel, bias, labels) -> NumberStats:
 
 
 def _forward(head: Head, hidden, kernel, bias, labels):
-    labels = safe_labels(labels, head.vocab.vocab_size, ignore_index=head.ignore_index)
+    labels = clip_labels(labels, head.vocab.vocab_size, ignore_index=head.ignore_index)
     reading = head
     if head.backward == "columns":  # which holds more beside a tile than this does
         reading = head._replace(tile_tokens=max(1, head.tile_tokens * 3 // 2))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
-from ntl_jax.kernels.logit_stats.dispatch import AxisName, read_pass, write_pass
+from ntl_jax.kernels.logit_stats.dispatch import AxisName, logit_stats, logit_stats_vjp
 from ntl_jax.kernels.logit_stats.reference import MASKED_LOGIT, ColumnCotangents
 from ntl_jax.losses.stats import NumberStats
 from ntl_jax.numbers.vocab import NumberVocab
@@ -157,7 +157,7 @@ def where_last(here: Bool[Array, "K"], x: Array) -> Array:
 
 def sums_of(head: Head, z: Float[Array, "*B V"], labels: Int[Array, "*B"]) -> LogitSums:
     """Reads a tile with all columns; ``labels`` are in [0, V)."""
-    sums = read_pass(head.vocab.vocab_size, None, head.axis_name, z, labels)
+    sums = logit_stats(head.vocab.vocab_size, None, head.axis_name, z, labels)
     return LogitSums(sums.top, jnp.log(sums.exp_sum), sums.label_logit, sums.logit_sum)
 
 
@@ -207,7 +207,7 @@ def gradient_of(
     cotangents = ColumnCotangents(
         cotangent.lse, cotangent.label_logit, cotangent.logit_sum, none
     )
-    grad = write_pass(
+    grad = logit_stats_vjp(
         real,
         None,
         head.axis_name,

@@ -29,7 +29,7 @@ from jaxtyping import Array, Float, Float32, Int, Key
 from ntl_jax.kernels.attention.dispatch import Implementation, attend
 from ntl_jax.kernels.dropout import Dropout, RowOffset
 from ntl_jax.kernels.einsum import einsum_float32
-from ntl_jax.models.attention import Mask, visible_keys
+from ntl_jax.models.attention import Mask, make_attention_mask
 from ntl_jax.models.baselines.t5_xval import (
     TokensAndNumbers,
     first_positions,
@@ -122,7 +122,7 @@ class Attention(nnx.Module):
         std = (3 * width) ** -0.5
         self.o = Affine(width, width, std=std, rngs=rngs, gather="inputs")
 
-    def __call__(self, x: Float[Array, "B T D"], mask, drop: Dropout):
+    def __call__(self, x: Float[Array, "B T D"], mask, dropout: Dropout):
         batch, length, width = x.shape
         fused = self.qkv(self.norm(x))  # [B, T, 3, D]
         shape = (batch, length, self.heads, width // self.heads)
@@ -133,10 +133,10 @@ class Attention(nnx.Module):
             v,
             scale=shape[-1] ** -0.5,
             mask=mask,
-            drop=drop.at(_PROBABILITIES),
+            dropout=dropout.at(_PROBABILITIES),
             implementation=self.implementation,
         )
-        return x + drop(self.o(mixed.reshape(x.shape)), _ATTENDED)
+        return x + dropout(self.o(mixed.reshape(x.shape)), _ATTENDED)
 
 
 class FeedForward(nnx.Module):
@@ -152,9 +152,9 @@ class FeedForward(nnx.Module):
         std = (3 * inner) ** -0.5
         self.wo = Affine(inner, width, std=std, rngs=rngs, gather="inputs")
 
-    def __call__(self, x: Float[Array, "B T D"], drop: Dropout):
-        h = drop(jax.nn.gelu(self.wi(self.norm(x)), approximate=False), _INNER)
-        return x + drop(self.wo(h), _OUTER)
+    def __call__(self, x: Float[Array, "B T D"], dropout: Dropout):
+        h = dropout(jax.nn.gelu(self.wi(self.norm(x)), approximate=False), _INNER)
+        return x + dropout(self.wo(h), _OUTER)
 
 
 class Layer(nnx.Module):
@@ -164,8 +164,8 @@ class Layer(nnx.Module):
         self.attention = Attention(config, rngs)
         self.mlp = FeedForward(config, rngs)
 
-    def __call__(self, x, mask, drop: Dropout) -> Float[Array, "B T D"]:
-        return self.mlp(self.attention(x, mask, drop), drop)
+    def __call__(self, x, mask, dropout: Dropout) -> Float[Array, "B T D"]:
+        return self.mlp(self.attention(x, mask, dropout), dropout)
 
 
 class TokenHead(nnx.Module):
@@ -240,14 +240,14 @@ class Numformer(nnx.Module):
             ValueError: a row is longer than `max_positions`, or shapes differ.
         """
         config = self.config
-        drop = Dropout(config.dropout_rate, dropout_key, row_offset)
+        dropout = Dropout(config.dropout_rate, dropout_key, row_offset)
         factor = number_factors(input_ids, input_values, config.num_id)
         learned = self.embed(input_ids, "float32") * factor[..., None]
         x = learned + first_positions(self.positions, input_ids.shape)
-        mask = visible_keys(attention_mask)  # [B, 1, 1, T]
+        mask = make_attention_mask(attention_mask)  # [B, 1, 1, T]
 
         def step(layer, index, x):
-            return layer(x, mask, drop._replace(layer=index))
+            return layer(x, mask, dropout._replace(layer=index))
 
         x = run_layers(
             self.layers,

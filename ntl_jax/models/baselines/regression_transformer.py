@@ -23,7 +23,7 @@ from ntl_jax.numbers.place_tokens import NUMBER_TOKENS, place_values
 
 @dataclasses.dataclass(frozen=True)
 class RegressionTransformerConfig(T5Config):
-    """A `T5Config` with number tokens: 320 in a row, see `ntl_jax.numbers.place_tokens`.
+    """A `T5Config` with 320 number tokens in a row, see `ntl_jax.numbers.place_tokens`.
 
     Raises:
         ValueError: as of `T5Config`; the number tokens do not fit `vocab_size`, or

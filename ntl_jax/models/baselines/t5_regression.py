@@ -19,7 +19,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32, Int, Int32, Key
 
 from ntl_jax.kernels.dropout import Dropout, RowOffset
-from ntl_jax.models.attention import visible_keys
+from ntl_jax.models.attention import make_attention_mask
 from ntl_jax.models.config_checks import check_rates
 from ntl_jax.models.layers import Affine
 from ntl_jax.models.t5.config import T5Config
@@ -56,9 +56,9 @@ class RegressionHead(nnx.Module):
         self.dense = Affine(width, width, std=std, rngs=rngs)
         self.out = Affine(width, 1, std=std, rngs=rngs)
 
-    def __call__(self, x: Float[Array, "B D"], drop: Dropout) -> Float32[Array, "B"]:
-        x = drop(x.astype(jnp.float32), _POOLED)
-        x = drop(jnp.tanh(self.dense(x)), _INNER)
+    def __call__(self, x: Float[Array, "B D"], dropout: Dropout) -> Float32[Array, "B"]:
+        x = dropout(x.astype(jnp.float32), _POOLED)
+        x = dropout(jnp.tanh(self.dense(x)), _INNER)
         return self.out(x)[:, 0]
 
 
@@ -103,16 +103,16 @@ class T5Regression(T5Body):
             ValueError: input_ids are not [B, S], or the mask has another shape.
         """
         config = self.config
-        drop = Dropout(config.dropout_rate, dropout_key, row_offset)
-        encoded = self.encode(input_ids, attention_mask, drop)
+        dropout = Dropout(config.dropout_rate, dropout_key, row_offset)
+        encoded = self.encode(input_ids, attention_mask, dropout)
         start = jnp.full_like(input_ids[:, :1], config.decoder_start_token_id)
         target = self.embed(jnp.concatenate([start, input_ids[:, :-1]], axis=1))
-        seen = visible_keys(attention_mask)
-        states = self.decode_embedded(target, encoded, seen, drop)
+        seen = make_attention_mask(attention_mask)
+        states = self.decode_embedded(target, encoded, seen, dropout)
         last = last_token(input_ids, config.eos_token_id, attention_mask)  # [B]
         place = jnp.maximum(last, 0)[:, None, None]
         pooled = jnp.take_along_axis(states, place, axis=1)[:, 0]  # [B, D]
-        at_head = drop._replace(rate=config.classifier_dropout).after(_HEAD_SITES)
+        at_head = dropout._replace(rate=config.classifier_dropout).after(_HEAD_SITES)
         return jnp.where(last >= 0, self.head(pooled, at_head), jnp.nan)
 
 

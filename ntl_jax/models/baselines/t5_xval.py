@@ -22,7 +22,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32, Int, Key
 
 from ntl_jax.kernels.dropout import Dropout, RowOffset
-from ntl_jax.models.attention import visible_keys
+from ntl_jax.models.attention import make_attention_mask
 from ntl_jax.models.baselines.number_encodings import LARGEST
 from ntl_jax.models.config_checks import check_sizes
 from ntl_jax.models.layers import Affine, Embedding
@@ -130,12 +130,12 @@ class Xval(T5WithHead):
         Raises:
             ValueError: a row is longer than `max_positions`, or shapes differ.
         """
-        drop = Dropout(self.config.dropout_rate, dropout_key, row_offset)
-        seen = visible_keys(attention_mask)
+        dropout = Dropout(self.config.dropout_rate, dropout_key, row_offset)
+        seen = make_attention_mask(attention_mask)
         source = self.embed_numbers(input_ids, input_values)
-        encoded = self.encode_embedded(source, seen, drop)
+        encoded = self.encode_embedded(source, seen, dropout)
         target = self.embed_numbers(decoder_input_ids, decoder_values)
-        return self.heads(self.decode_embedded(target, encoded, seen, drop))
+        return self.heads(self.decode_embedded(target, encoded, seen, dropout))
 
     def heads(self, states: Float[Array, "B T D"]) -> TokensAndNumbers:
         """Logits and numbers of the decoder's output."""

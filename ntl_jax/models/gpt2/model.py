@@ -66,21 +66,21 @@ class Attention(nnx.Module):
         return q, k, v
 
     def mix(
-        self, q, k, v, visible: Visible, rates, drop: Dropout
+        self, q, k, v, visible: Visible, rates, dropout: Dropout
     ) -> Float[Array, "B T D"]:
         """What attention adds to the residual stream."""
-        at_probabilities = drop._replace(rate=rates.attn_pdrop)
+        at_probabilities = dropout._replace(rate=rates.attn_pdrop)
         mixed = attend(
             q,
             k,
             v,
             scale=q.shape[-1] ** -0.5,
             **visible._asdict(),
-            drop=at_probabilities.at(_PROBABILITIES),
+            dropout=at_probabilities.at(_PROBABILITIES),
             implementation=self.implementation,
         )
         y = self.o(mixed.reshape(*mixed.shape[:2], -1))
-        return drop._replace(rate=rates.resid_pdrop)(y, _ATTENDED)
+        return dropout._replace(rate=rates.resid_pdrop)(y, _ATTENDED)
 
 
 class FeedForward(nnx.Module):
@@ -96,9 +96,11 @@ class FeedForward(nnx.Module):
         std = _residual_std(config)
         self.wo = Affine(inner, width, std=std, rngs=rngs, gather="inputs")
 
-    def __call__(self, x, config: GPT2Config, drop: Dropout) -> Float[Array, "B T D"]:
+    def __call__(
+        self, x, config: GPT2Config, dropout: Dropout
+    ) -> Float[Array, "B T D"]:
         h = _ACTIVATIONS[config.activation_function](self.wi(self.norm(x)))
-        return drop._replace(rate=config.resid_pdrop)(self.wo(h), _OUTER)
+        return dropout._replace(rate=config.resid_pdrop)(self.wo(h), _OUTER)
 
 
 class Block(nnx.Module):
@@ -114,11 +116,11 @@ class Block(nnx.Module):
         return self.attention.project(self.attention.norm(x))
 
     def finish(
-        self, x, q, k, v, visible: Visible, drop: Dropout
+        self, x, q, k, v, visible: Visible, dropout: Dropout
     ) -> Float[Array, "B T D"]:
         """The layer after its projections; keys and values may be a cache's."""
-        x = x + self.attention.mix(q, k, v, visible, self.config, drop)
-        return x + self.mlp(x, self.config, drop)
+        x = x + self.attention.mix(q, k, v, visible, self.config, dropout)
+        return x + self.mlp(x, self.config, dropout)
 
 
 class GPT2(DecoderOnly):
@@ -160,7 +162,7 @@ class GPT2(DecoderOnly):
         """The embeddings of tokens, W rows."""
         return self.wte
 
-    def start(self, input_ids, positions) -> tuple[Float[Array, "B T D"], None]:
+    def embed_tokens(self, input_ids, positions) -> tuple[Float[Array, "B T D"], None]:
         """Tokens and their positions, embedded; layers need no more."""
         table = self.wpe.embedding[...]
         if positions is None:  # a slice's gradient costs less than a gather's
@@ -174,17 +176,19 @@ class GPT2(DecoderOnly):
         """The dropout of a forward pass; each site has a rate of its own."""
         return Dropout(self.config.embd_pdrop, key, row_offset)
 
-    def drop_embedded(self, x, drop: Dropout) -> Float[Array, "B T D"]:
+    def drop_embedded(self, x, dropout: Dropout) -> Float[Array, "B T D"]:
         """What the first layer reads while training."""
-        return drop(x, _EMBEDDED)
+        return dropout(x, _EMBEDDED)
 
     def project(self, layer: Block, x, context: None) -> HeadTriple:
         """A layer's queries, keys and values."""
         return layer.project(x)
 
-    def finish_layer(self, layer: Block, x, q, k, v, visible: Visible, drop: Dropout):
+    def finish_layer(
+        self, layer: Block, x, q, k, v, visible: Visible, dropout: Dropout
+    ):
         """A layer after its projections."""
-        return layer.finish(x, q, k, v, visible, drop)
+        return layer.finish(x, q, k, v, visible, dropout)
 
     def finish(self, x) -> Float[Array, "B T D"]:
         """The last layer's states, ready for the head."""

@@ -99,7 +99,7 @@ class Attention(nnx.Module):
         )
         return rotate(q, rotation), rotate(k, rotation), v
 
-    def mix(self, q, k, v, visible: Visible, drop: Dropout) -> Float[Array, "B T D"]:
+    def mix(self, q, k, v, visible: Visible, dropout: Dropout) -> Float[Array, "B T D"]:
         """What attention adds to the residual stream, before its multiplier."""
         mixed = attend(
             q,
@@ -107,7 +107,7 @@ class Attention(nnx.Module):
             v,
             scale=self.scale,
             **visible._asdict(),
-            drop=drop.at(_PROBABILITIES),
+            dropout=dropout.at(_PROBABILITIES),
             implementation=self.implementation,
         )
         return self.o(mixed.reshape(*mixed.shape[:2], -1))
@@ -141,12 +141,12 @@ class Block(nnx.Module):
         feed_forward = MixtureOfExperts if config.num_local_experts else FeedForward
         self.mlp = feed_forward(config, rngs)
 
-    def finish(self, x, q, k, v, visible: Visible, drop: Dropout):
+    def finish(self, x, q, k, v, visible: Visible, dropout: Dropout):
         """The layer after its projections, and its router's scores (dense: None).
 
         Keys and values may be a cache's.
         """
-        x = self._add(x, self.attention.mix(q, k, v, visible, drop))
+        x = self._add(x, self.attention.mix(q, k, v, visible, dropout))
         update, scores = self.mlp(x)
         return self._add(x, update), scores
 
@@ -195,7 +195,9 @@ class Granite(DecoderOnly):
         """The embeddings of tokens, W rows."""
         return self.embed
 
-    def start(self, input_ids, positions) -> tuple[Float[Array, "B T D"], Rotation]:
+    def embed_tokens(
+        self, input_ids, positions
+    ) -> tuple[Float[Array, "B T D"], Rotation]:
         """Tokens, embedded, and the angles by which layers rotate them."""
         x = self.embed(input_ids, "float32") * self.config.embedding_multiplier
         if positions is None:
@@ -211,9 +213,11 @@ class Granite(DecoderOnly):
         """A layer's rotated queries and keys, and its values."""
         return layer.attention.project(x, context)
 
-    def finish_layer(self, layer: Block, x, q, k, v, visible: Visible, drop: Dropout):
+    def finish_layer(
+        self, layer: Block, x, q, k, v, visible: Visible, dropout: Dropout
+    ):
         """A layer after its projections, without its router's scores."""
-        return layer.finish(x, q, k, v, visible, drop)[0]
+        return layer.finish(x, q, k, v, visible, dropout)[0]
 
     def finish(self, x) -> Float[Array, "B T D"]:
         """The last layer's states, normed and divided, ready for the head."""
@@ -247,14 +251,16 @@ class Granite(DecoderOnly):
             raise ValueError(
                 "num_local_experts is 0: a dense model has no routers; call hidden"
             )
-        drop = self.dropout(dropout_key, row_offset)
-        x, by, visible = self.begin(input_ids, attention_mask, segment_ids, drop)
+        dropout = self.dropout(dropout_key, row_offset)
+        x, by, visible = self.embed_rows(
+            input_ids, attention_mask, segment_ids, dropout
+        )
         visits = self.config.num_experts_per_tok
 
         def step(layer, index, carry):
             x, sums = carry
             q, k, v = self.project(layer, x, by)
-            at_layer = drop._replace(layer=index)
+            at_layer = dropout._replace(layer=index)
             x, scores = layer.finish(x, q, k, v, visible, at_layer)
             return keep_rows(x), add_router_sums(sums, scores, visits, attention_mask)
 

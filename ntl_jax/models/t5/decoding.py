@@ -16,7 +16,7 @@ from ntl_jax.kernels.attention.dispatch import choose_implementation
 from ntl_jax.kernels.attention.reference import MASKED
 from ntl_jax.kernels.dropout import NO_DROPOUT
 from ntl_jax.kernels.einsum import einsum_float32
-from ntl_jax.models.attention import visible_keys
+from ntl_jax.models.attention import make_attention_mask
 from ntl_jax.models.t5.layers import Attention, DecoderLayer
 from ntl_jax.models.t5.model import T5, Mask
 from ntl_jax.sharding.constrain import keep_cut, keep_heads
@@ -62,7 +62,7 @@ class T5Steps:
             _heads_first(*layer.cross_attention.project(encoded))
             for layer in self._layers
         ]
-        self._seen_source = visible_keys(attention_mask)
+        self._seen_source = make_attention_mask(attention_mask)
         # The bias of the last position to twice as many: every other position's is a
         # window of it.
         last = jnp.array([length - 1], jnp.int32)

@@ -53,7 +53,7 @@ class Attention(nnx.Module):
         return self.k(x).reshape(shape), self.v(x).reshape(shape)
 
     def __call__(
-        self, normed, memory: KeysValues, bias, visible: Visible, drop: Dropout
+        self, normed, memory: KeysValues, bias, visible: Visible, dropout: Dropout
     ) -> Float[Array, "B T D"]:
         """Attention of normed queries [B, T, D] over a memory's keys and values."""
         batch, length, _ = normed.shape
@@ -63,10 +63,10 @@ class Attention(nnx.Module):
             scale=1.0,  # no 1/sqrt(H)
             bias=bias,
             **visible._asdict(),
-            drop=drop.at(PROBABILITIES),
+            dropout=dropout.at(PROBABILITIES),
             implementation=self.implementation,
         )
-        return drop(self.o(mixed.reshape(batch, length, -1)), ATTENDED)
+        return dropout(self.o(mixed.reshape(batch, length, -1)), ATTENDED)
 
 
 class FeedForward(nnx.Module):
@@ -86,15 +86,15 @@ class FeedForward(nnx.Module):
         std = factor * inner**-0.5
         self.wo = Linear(inner, width, std=std, rngs=rngs, gather="inputs")
 
-    def __call__(self, x: Float[Array, "B T D"], drop) -> Float[Array, "B T D"]:
+    def __call__(self, x: Float[Array, "B T D"], dropout) -> Float[Array, "B T D"]:
         activate, y = _ACTIVATIONS[self.activation], self.norm(x)
         if self.gated:
-            h = drop(activate(self.wi_0(y)) * self.wi_1(y), INNER)  # [B, T, F]
+            h = dropout(activate(self.wi_0(y)) * self.wi_1(y), INNER)  # [B, T, F]
         elif self.activation == "relu":
-            h = drop.at(INNER).relu(self.wi(y))
+            h = dropout.at(INNER).relu(self.wi(y))
         else:
-            h = drop(activate(self.wi(y)), INNER)
-        return x + drop(self.wo(h), OUTER)
+            h = dropout(activate(self.wi(y)), INNER)
+        return x + dropout(self.wo(h), OUTER)
 
 
 class EncoderLayer(nnx.Module):
@@ -104,11 +104,11 @@ class EncoderLayer(nnx.Module):
         self.attention = Attention(config, rngs)
         self.mlp = FeedForward(config, rngs)
 
-    def __call__(self, x, bias, seen: Seen, drop: Dropout) -> Float[Array, "B S D"]:
+    def __call__(self, x, bias, seen: Seen, dropout: Dropout) -> Float[Array, "B S D"]:
         normed = self.attention.norm(x)
         own = self.attention.project(normed)
-        x = x + self.attention(normed, own, bias, Visible(seen), drop)
-        return self.mlp(x, drop)
+        x = x + self.attention(normed, own, bias, Visible(seen), dropout)
+        return self.mlp(x, dropout)
 
 
 class DecoderLayer(nnx.Module):
@@ -119,11 +119,13 @@ class DecoderLayer(nnx.Module):
         self.cross_attention = Attention(config, rngs)
         self.mlp = FeedForward(config, rngs)
 
-    def __call__(self, x, bias, seen: Seen, source, seen_source: Seen, drop: Dropout):
+    def __call__(
+        self, x, bias, seen: Seen, source, seen_source: Seen, dropout: Dropout
+    ):
         normed = self.attention.norm(x)
         own = self.attention.project(normed)
-        x = x + self.attention(normed, own, bias, Visible(seen, causal=True), drop)
+        x = x + self.attention(normed, own, bias, Visible(seen, causal=True), dropout)
         normed = self.cross_attention.norm(x)
-        cross, visible = drop.after(CROSS), Visible(seen_source)
+        cross, visible = dropout.after(CROSS), Visible(seen_source)
         x = x + self.cross_attention(normed, source, None, visible, cross)
-        return self.mlp(x, drop)
+        return self.mlp(x, dropout)

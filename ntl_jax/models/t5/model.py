@@ -28,7 +28,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Float32, Int, Key
 
 from ntl_jax.kernels.dropout import NO_DROPOUT, Dropout, RowOffset
-from ntl_jax.models.attention import visible_keys
+from ntl_jax.models.attention import make_attention_mask
 from ntl_jax.models.layers import (
     Embedding,
     Linear,
@@ -41,7 +41,7 @@ from ntl_jax.models.t5.config import T5Config
 from ntl_jax.models.t5.layers import EMBEDDED, FINAL, DecoderLayer, EncoderLayer, Seen
 from ntl_jax.models.t5.relative_bias import RelativeBias
 from ntl_jax.sharding.constrain import keep_rows
-from ntl_jax.sharding.mesh import known_mesh
+from ntl_jax.sharding.mesh import current_mesh
 
 _DECODER_SITES = 16  # the decoder's dropout sites are the encoder's plus so many
 
@@ -86,7 +86,7 @@ class T5Body(nnx.Module):
         self,
         input_ids: Int[Array, "B S"],
         attention_mask: Mask | None = None,
-        drop: Dropout = NO_DROPOUT,
+        dropout: Dropout = NO_DROPOUT,
         segment_ids: Int[Array, "B S"] | None = None,
     ) -> Float[Array, "B S D"]:
         """The encoder's output for source tokens.
@@ -112,26 +112,26 @@ class T5Body(nnx.Module):
                 f"attention_mask {attention_mask.shape} must have the shape of "
                 f"input_ids {input_ids.shape}"
             )
-        seen = visible_keys(attention_mask, segment_ids, segment_ids)
-        return self.encode_embedded(self.embed(input_ids), seen, drop)
+        seen = make_attention_mask(attention_mask, segment_ids, segment_ids)
+        return self.encode_embedded(self.embed(input_ids), seen, dropout)
 
     @jax.named_scope("encoder")
     def encode_embedded(
         self,
         embedded: Float[Array, "B S D"],
         seen: Seen = None,
-        drop: Dropout = NO_DROPOUT,
+        dropout: Dropout = NO_DROPOUT,
     ) -> Float[Array, "B S D"]:
-        """The encoder's output for embedded source tokens, seen as `visible_keys`'s."""
+        """The encoder's output for embedded tokens, seen as by `make_attention_mask`."""
         places = jnp.arange(embedded.shape[1], dtype=jnp.int32)
         bias = self.encoder.relative_bias(places, places)
-        x = keep_rows(drop(embedded, EMBEDDED))
+        x = keep_rows(dropout(embedded, EMBEDDED))
 
         def step(layer, index, x):
-            return keep_rows(layer(x, bias, seen, drop._replace(layer=index)))
+            return keep_rows(layer(x, bias, seen, dropout._replace(layer=index)))
 
         x = self._run(self.encoder.layers, self.config.num_layers, step, x)
-        return drop(self.encoder.final_norm(x), FINAL)
+        return dropout(self.encoder.final_norm(x), FINAL)
 
     @jax.named_scope("decoder")
     def decode_embedded(
@@ -139,7 +139,7 @@ class T5Body(nnx.Module):
         embedded: Float[Array, "B T D"],
         encoded: Float[Array, "B S D"],
         seen_source: Seen = None,
-        drop: Dropout = NO_DROPOUT,
+        dropout: Dropout = NO_DROPOUT,
         segment_ids: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B T D"]:
         """The decoder's output for embedded target tokens; later ones are not seen.
@@ -147,30 +147,30 @@ class T5Body(nnx.Module):
         Args:
             embedded: target tokens moved one to the right, embedded.
             encoded: the encoder's output.
-            seen_source: what `visible_keys` makes of the source's mask.
+            seen_source: what `make_attention_mask` makes of the source's mask.
             drop: the same dropout as the encoder's; its masks here are others.
             segment_ids: of the target, where several texts share a row.
 
         Returns:
             [B, T, D] in the config's dtype, as `finish` leaves it.
         """
-        drop = drop.after(_DECODER_SITES)
+        dropout = dropout.after(_DECODER_SITES)
         places = jnp.arange(embedded.shape[1], dtype=jnp.int32)
         bias = self.decoder.relative_bias(places, places)
-        seen = visible_keys(None, segment_ids, segment_ids)
-        x = keep_rows(drop(embedded, EMBEDDED))
+        seen = make_attention_mask(None, segment_ids, segment_ids)
+        x = keep_rows(dropout(embedded, EMBEDDED))
 
         def step(layer, index, x):
             source = layer.cross_attention.project(encoded)
-            at_layer = drop._replace(layer=index)
+            at_layer = dropout._replace(layer=index)
             return keep_rows(layer(x, bias, seen, source, seen_source, at_layer))
 
         x = self._run(self.decoder.layers, self.config.num_decoder_layers, step, x)
-        return self.finish(x, drop)
+        return self.finish(x, dropout)
 
-    def finish(self, x, drop: Dropout = NO_DROPOUT) -> Float[Array, "B T D"]:
+    def finish(self, x, dropout: Dropout = NO_DROPOUT) -> Float[Array, "B T D"]:
         """What the last decoder layer gave, ready for what stands on it."""
-        return drop(self.decoder.final_norm(x), FINAL)
+        return dropout(self.decoder.final_norm(x), FINAL)
 
     def _run(self, layers, count, step, carry):
         unroll, remat = self.config.unroll_layers, self.config.remat
@@ -192,7 +192,7 @@ class T5WithHead(T5Body):
         The gradients of all uses are then summed in that dtype and over devices at
         once; each cast by itself, they would be sent in float32 and apart.
         """
-        mesh = known_mesh()
+        mesh = current_mesh()
         if self.config.tie_word_embeddings and mesh and mesh.shape["data"] > 1:
             table = self.shared.embedding[...].astype(self.config.dtype)
             self.shared.embedding = nnx.Param(table)
@@ -238,9 +238,9 @@ class T5(T5WithHead):
     Source: Raffel et al. (2020); transformers' T5ForConditionalGeneration.
     """
 
-    def finish(self, x, drop: Dropout = NO_DROPOUT) -> Float[Array, "B T D"]:
+    def finish(self, x, dropout: Dropout = NO_DROPOUT) -> Float[Array, "B T D"]:
         """What the last decoder layer gave, ready for the head."""
-        return self.scaled(super().finish(x, drop))
+        return self.scaled(super().finish(x, dropout))
 
     def __call__(
         self,
@@ -306,12 +306,14 @@ class T5(T5WithHead):
                 f"{decoder_input_ids.shape} must be [B, S] and [B, T] with one B"
             )
         check_segments(segment_ids, input_ids, target_segment_ids, decoder_input_ids)
-        drop = Dropout(self.config.dropout_rate, dropout_key, row_offset)
-        encoded = self.encode(input_ids, attention_mask, drop, segment_ids)
+        dropout = Dropout(self.config.dropout_rate, dropout_key, row_offset)
+        encoded = self.encode(input_ids, attention_mask, dropout, segment_ids)
         target = self.embed(decoder_input_ids)
-        seen_source = visible_keys(attention_mask, target_segment_ids, segment_ids)
+        seen_source = make_attention_mask(
+            attention_mask, target_segment_ids, segment_ids
+        )
         return self.decode_embedded(
-            target, encoded, seen_source, drop, target_segment_ids
+            target, encoded, seen_source, dropout, target_segment_ids
         )
 
 

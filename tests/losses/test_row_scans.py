@@ -48,7 +48,7 @@ def test_the_marks_around_and_the_count_since_one(width):
             after[row, t] = coming[0] if len(coming) else FAR
             begin = np.flatnonzero(begins[row, : t + 1])[-1]
             since[row, t] = counted[row, begin : t + 1].sum()
-    found = rows.around(jnp.asarray(marks))
+    found = rows.nearest_marks(jnp.asarray(marks))
     np.testing.assert_array_equal(found[0], before)
     np.testing.assert_array_equal(found[1], after)
     count = rows.count_since(jnp.asarray(begins), jnp.asarray(counted))

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ntl_jax import cross_entropy, gaussian_targets
-from ntl_jax.losses import place_weights
+from ntl_jax.losses import digit_weights
 from ntl_jax.losses.baselines import dist2
-from tests.losses.rivals.checks import (
+from tests.losses.baselines.checks import (
     CASES,
     DIGITS,
     S_LABELS,
@@ -45,7 +45,7 @@ def test_known_values(tau):
 
 def test_known_means_of_a_number_plain_and_by_place():
     digits = jnp.asarray(S_LOGITS), jnp.asarray(S_LABELS), DIGITS
-    places = place_weights(digits[1], DIGITS, form="linear", base=2.0, points="never")
+    places = digit_weights(digits[1], DIGITS, form="linear", base=2.0, points="never")
     assert places.tolist() == [3, 2, 1]
     for tau, plain, by_place in ((1.0, 2.694688, 2.225409), (2.0, 2.572562, 2.237022)):
         mean = partial(dist2, *digits, tau=tau, reduction="mean")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ntl_jax import NumberVocab
 from ntl_jax.losses.baselines import smmd, smmd_matrix
-from tests.losses.rivals.checks import (
+from tests.losses.baselines.checks import (
     CASES,
     DIGITS,
     S_LABELS,

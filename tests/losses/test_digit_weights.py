@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ntl_jax import ntl_was, number_spans, place_weights
+from ntl_jax import digit_weights, ntl_was, number_spans
 from tests.losses.number_text import COLUMNS, VOCAB, encode
 
 WIDTH = 16
@@ -18,7 +18,7 @@ WIDTH = 16
 
 @cache
 def compiled(**options):
-    find = partial(place_weights, vocab=VOCAB, **options)
+    find = partial(digit_weights, vocab=VOCAB, **options)
     return jax.jit(lambda labels, base: find(labels, base=base))
 
 
@@ -48,7 +48,7 @@ def test_linear():
 def test_segments_end_a_number():
     segments = jnp.array([[0, 0, 1, 1]])
     weights = jax.jit(
-        lambda labels: place_weights(labels, VOCAB, base=2.0, segment_ids=segments)
+        lambda labels: digit_weights(labels, VOCAB, base=2.0, segment_ids=segments)
     )(encode("3471"))
     assert weights.tolist() == [[2, 1, 2, 1]]
 
@@ -93,7 +93,7 @@ def test_a_loss_counts_leading_digits_more():
 
     @jax.jit
     def losses(logits):
-        weights = place_weights(labels, VOCAB, base=2.0)
+        weights = digit_weights(labels, VOCAB, base=2.0)
         plain = ntl_was(logits, labels, VOCAB)
         return plain, ntl_was(logits, labels, VOCAB, weights=weights, reduction="mean")
 
@@ -120,8 +120,8 @@ def test_a_base_can_be_learnt():
 def test_impossible_options_are_named(unhooked):
     labels = encode("1")
     with pytest.raises(ValueError, match="not 'square'"):
-        place_weights(labels, VOCAB, form="square")
+        digit_weights(labels, VOCAB, form="square")
     with pytest.raises(ValueError, match=r"positive and finite, not -1\.0"):
-        place_weights(labels, VOCAB, base=-1.0)
+        digit_weights(labels, VOCAB, base=-1.0)
     with pytest.raises(ValueError, match=r"at least 1, not 0\.5"):
-        place_weights(labels, VOCAB, form="linear", base=0.5)
+        digit_weights(labels, VOCAB, form="linear", base=0.5)

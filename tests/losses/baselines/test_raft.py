@@ -9,7 +9,7 @@ import pytest
 
 from ntl_jax import NumberVocab, cross_entropy, ntl_mse
 from ntl_jax.losses.baselines import raft, raft_cross_entropy_weights, score_positions
-from tests.losses.rivals.checks import (
+from tests.losses.baselines.checks import (
     DIGITS,
     assert_equals_twin,
     check_bfloat16,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ntl_jax import NumberVocab
 from ntl_jax.losses.baselines import digit_entropy
-from tests.losses.rivals.checks import (
+from tests.losses.baselines.checks import (
     CASES,
     DIGITS,
     POINT,
@@ -123,7 +123,7 @@ def test_rows_and_segments_end_a_number():
     np.testing.assert_allclose(weights * 10 / np.log(2), [[2, 2], [4, 2]], rtol=1e-6)
 
 
-def place_weights(labels, vocab, compat):
+def digit_weights(labels, vocab, compat):
     """A loop over each run of a row; 0 where there is no digit."""
     out = np.zeros(labels.shape)
     points = set(vocab.point_ids.tolist())
@@ -147,7 +147,7 @@ def place_weights(labels, vocab, compat):
 
 
 def twin(vocab, compat, logits, labels, weights):
-    place = place_weights(labels, vocab, compat)
+    place = digit_weights(labels, vocab, compat)
     d = logits[..., vocab.token_ids]
     label = vocab.row[np.maximum(labels, 0)][..., None] == np.arange(len(vocab))
     b = np.maximum(d, 0) + np.log1p(np.exp(-np.abs(d))) - label * d
@@ -180,7 +180,7 @@ def test_place_weights_of_any_rows(seed, compat):
     labels = rng.choice(kinds, size=(len(WEIGHTS), 5)).astype(np.int32)
     logits = jnp.zeros((*labels.shape, 12))
     values = quick(logits, jnp.asarray(labels), DIGITS, paper_compat=compat)
-    expected = place_weights(labels, DIGITS, compat)
+    expected = digit_weights(labels, DIGITS, compat)
     np.testing.assert_allclose(values * 10 / np.log(2), expected, rtol=1e-5)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ntl_jax import NumberVocab
 from ntl_jax.losses import number_spans
-from ntl_jax.losses.span_sums import from_first, run_sums
+from ntl_jax.losses.span_sums import broadcast_first_digit, span_sum
 
 DIGITS = NumberVocab.from_mapping(
     {str(d): d for d in range(10)} | {"a": 10}, vocab_size=11
@@ -31,7 +31,7 @@ def looped(x, spans):
 
 
 def sums_and_gradient(x, spans, reach):
-    values, pull = jax.vjp(lambda x: run_sums(x, spans, reach=reach), x)
+    values, pull = jax.vjp(lambda x: span_sum(x, spans, reach=reach), x)
     (gradient,) = pull(x)  # any cotangent
     return values, gradient
 
@@ -49,12 +49,12 @@ def test_every_digit_within_reach_counts(reach):
 def test_too_short_a_reach_is_seen():
     spans = number_spans(LABELS, DIGITS)
     x = jnp.ones(LABELS.shape)
-    assert (run_sums(x, spans, reach=2) != run_sums(x, spans)).any()
+    assert (span_sum(x, spans, reach=2) != span_sum(x, spans)).any()
 
 
 def test_a_flag_of_the_first_digit_is_that_of_all():
     spans = number_spans(LABELS[0, :12], DIGITS)
     flag = jnp.arange(12) == 6
     chex.assert_trees_all_equal(
-        from_first(flag, spans), (jnp.arange(12) // 6 == 1) & spans.digit
+        broadcast_first_digit(flag, spans), (jnp.arange(12) // 6 == 1) & spans.digit
     )
