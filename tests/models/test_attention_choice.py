@@ -21,7 +21,6 @@ from ntl_jax.models import (
     GraniteConfig,
     NumformerConfig,
     T5Config,
-    attention,
     bind,
     init_params,
 )
@@ -193,10 +192,10 @@ def test_arrays_on_explicit_axes_are_not_for_the_kernels(on_gpu):
     mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Explicit,))
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     q, k = (jax.random.normal(KEY, x.shape, x.dtype) for x in heads())
-    want = jax.jit(partial(attention.attend, scale=0.2))(q, k, k)
+    want = jax.jit(partial(attention_choice.attend, scale=0.2))(q, k, k)
     q, k = jax.device_put((q, k), rows)
     assert choose_implementation("auto", q, k, scale=0.2) == "xla"
-    got = jax.jit(partial(attention.attend, scale=0.2))(q, k, k)
+    got = jax.jit(partial(attention_choice.attend, scale=0.2))(q, k, k)
     assert got.sharding.is_equivalent_to(rows, 4)
     np.testing.assert_allclose(got.astype("float32"), want.astype("float32"), atol=0.02)
 

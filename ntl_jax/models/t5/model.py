@@ -122,7 +122,7 @@ class T5Body(nnx.Module):
         seen: Seen = None,
         dropout: Dropout = NO_DROPOUT,
     ) -> Float[Array, "B S D"]:
-        """The encoder's output for embedded tokens, seen as by `make_attention_mask`."""
+        """The encoder's output; `seen` is what `make_attention_mask` gives."""
         places = jnp.arange(embedded.shape[1], dtype=jnp.int32)
         bias = self.encoder.relative_bias(places, places)
         x = keep_rows(dropout(embedded, EMBEDDED))
