@@ -144,7 +144,7 @@ class Objective(Coefficients):
         terms = terms_of(type(self))
         return {name: terms[name] for name in self.names}
 
-    @on_auto_axes
+    @on_auto_axes(labels=2)
     def __call__(
         self,
         stats: NumberStats,
