@@ -116,7 +116,6 @@ def bootstrap_interval(
 
     Source: Efron and Tibshirani, *An introduction to the bootstrap* (1993), 13.3.
     """
-    _check_options(resamples, confidence)
     arrays = _checked(samples)
     return _percentile_interval(arrays, statistic, resamples, confidence, seed)
 
@@ -160,7 +159,6 @@ def compare_runs(
 
     Source: Efron and Tibshirani (1993), 13.3 and 15.2.
     """
-    _check_options(resamples, confidence)
     first = a if isinstance(a, tuple) else (a,)
     second = b if isinstance(b, tuple) else (b,)
     if len(first) != len(second):
@@ -187,6 +185,9 @@ def _percentile_interval(
     seed: int,
 ) -> Interval:
     """The statistic and its percentile bootstrap, all arrays resampled alike."""
+    _check_confidence(confidence)
+    if resamples < 1:
+        raise ValueError(f"resamples must be at least 1, got {resamples}")
     value, n = _score(statistic, arrays), len(arrays[0])
     if n == 1:  # every resample is the sample, which scipy refuses
         return Interval(value, value, value)
@@ -247,16 +248,10 @@ def _checked(samples: tuple[np.ndarray, ...]) -> list[np.ndarray]:
     shapes = [x.shape for x in arrays]
     if not arrays or len(set(shapes)) > 1 or arrays[0].ndim != 1 or not arrays[0].size:
         raise ValueError(
-            f"samples of shapes {shapes}: give arrays of one value an example, all of "
-            "one length N >= 1."
+            f"samples of shapes {shapes}: give arrays with one value per example, "
+            "all of one length N >= 1."
         )
     return arrays
-
-
-def _check_options(resamples: int, confidence: float) -> None:
-    if resamples < 1:
-        raise ValueError(f"resamples must be at least 1, got {resamples}")
-    _check_confidence(confidence)
 
 
 def _check_confidence(confidence: float) -> None:
