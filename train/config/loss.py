@@ -1,4 +1,4 @@
-"""The fields of a run that say what its loss is; `--loss.field` each."""
+"""The fields of a run that define its loss, each a flag `--loss.field`."""
 
 import dataclasses
 from typing import Literal
@@ -25,7 +25,7 @@ class LossConfig(Coefficients):
     tau: float = 1.0
     """dist2: temperature [squared number value]."""
     ntil_digits: Literal["straight_through", "expected"] = "straight_through"
-    """ntil: numbers from the likeliest digits, as released, or the expected."""
+    """ntil: numbers from the most likely digits, as released, or the expected."""
     ce_on_score: bool = False
     """raft: cross entropy trains the score too."""
     place_base: float | None = None
