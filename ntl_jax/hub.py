@@ -25,8 +25,8 @@ def fetch(name: str, patterns: Sequence[str]) -> pathlib.Path:
     import huggingface_hub  # optional
     from huggingface_hub.errors import HfHubHTTPError
 
-    # If a proxy refuses, the HTTP client's own error arises: an OSError in some versions,
-    # a base class of HfHubHTTPError in others.
+    # If a proxy refuses, the HTTP client's own error arises: an OSError in some
+    # versions, a base class of HfHubHTTPError in others.
     client_errors = cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__)
     try:
         return pathlib.Path(

@@ -1,7 +1,7 @@
 """Losses that take the values of number tokens into account.
 
-To use one in your own project, build a `NumberVocab` once, on the host, and add the loss
-to your objective:
+To use one in your own project, build a `NumberVocab` once, on the host, and add the
+loss to your objective:
 
 >>> import jax, jax.numpy as jnp
 >>> from ntl_jax import NumberVocab
@@ -21,11 +21,11 @@ vocab_size=...)``, where vocab_size is the number of columns of the model's logi
 ``vocab.coverage(tokenizer, texts)`` is the share of your digits that the losses will
 see.
 
-Every loss accepts any leading shape and any floating dtype, computes in float32, and runs
-under ``jit``, ``vmap``, ``grad`` and ``shard_map``, traced once whatever the labels
-contain. Value and gradient are exactly 0 where the label is ignored, is not a number (for
-the number token losses) or has weight 0. Logits and labels belong to the same position:
-for a decoder-only model, shift the labels first with `shift_labels`.
+Every loss accepts any leading shape and any floating dtype, computes in float32, and
+runs under ``jit``, ``vmap``, ``grad`` and ``shard_map``, traced once whatever the
+labels contain. Value and gradient are exactly 0 where the label is ignored, has weight
+0 or, for the number losses, is not a number. Logits and labels belong to the same
+position: for a decoder-only model, shift the labels first with `shift_labels`.
 
 To combine several losses at the cost of one softmax, compute `NumberStats` from the
 logits once and pass them to an `Objective`.
