@@ -205,7 +205,7 @@ def draw_simplex(
         axis.tick_params(labelsize=8)
     figure.suptitle(
         "Loss where the label is 4, which has the rest of the probability "
-        f"(red: lowest; CE clipped at {BOUND:g})",
+        f"(red: lowest; CE cut at {BOUND:g})",
         fontsize=11,
     )
     _save(plt, figure, path)
