@@ -82,7 +82,7 @@ class Objective(Coefficients):
     )
     """Weighs digits by base^(digits to the right), in the losses over tokens."""
     reweigh: bool = False
-    """Penalise probability off the number tokens, in NTL-WAS, its CDF form and NTL on the
+    """Penalise probability off the number tokens: NTL-WAS, its CDF form and NTL on the
     expected value."""
     support: Support = "numbers"
     """The softmax of the number losses: over the numbers, or over all tokens."""
