@@ -303,10 +303,10 @@ class Objective(Coefficients):
 @functools.cache
 def _leaves_and_options(cls: type[Objective]) -> tuple[tuple[str, ...], ...]:
     """The names of the fields that are pytree leaves, and of those that are static."""
-    fields = dataclasses.fields(cls)
-    parameters = tuple(f.name for f in fields if "leaf" in f.metadata)
+    parameters = [f.name for f in dataclasses.fields(Objective) if "leaf" in f.metadata]
     leaves = (*terms_of(cls), *parameters)
-    return leaves, tuple(f.name for f in fields if f.name not in leaves)
+    names = [f.name for f in dataclasses.fields(cls)]
+    return leaves, tuple(name for name in names if name not in leaves)
 
 
 def _register(cls: type[Objective]) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
@@ -37,7 +37,6 @@ Over = Literal["labels", "tokens", "numbers", "rows"]
 which ``place_base`` may weigh. ``numbers``: whole numbers or their digits, which the
 loss finds itself. ``rows``: one value per row, so rows must not be packed.
 """
-_COMPUTED_IN_ORDER = ("labels", "tokens", "numbers", "rows")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +61,7 @@ class LossTerm:
     def __call__(
         self, objective: Any, stats, labels, vocab, *, weights, segment_ids
     ) -> ValueAndWeight:
-        """The loss with the options that the objective holds."""
+        """The loss with the options of the objective."""
         options = {key: getattr(objective, name) for key, name in self.options.items()}
         if self.segments:
             options["segment_ids"] = segment_ids
@@ -163,15 +162,14 @@ class Coefficients:
 @functools.cache
 def terms_of(coefficients: type[Coefficients]) -> dict[str, LossTerm]:
     """{name: LossTerm} of each loss, those that share their weights side by side."""
-    terms = {
-        field.name: field.metadata["term"]
-        for field in dataclasses.fields(coefficients)
-        if "term" in field.metadata
-    }
-    in_order = sorted(
-        terms, key=lambda name: _COMPUTED_IN_ORDER.index(terms[name].over)
-    )
-    return {name: terms[name] for name in in_order}
+    terms: dict[str, LossTerm] = {}
+    for cls in reversed(coefficients.__mro__):  # a new default keeps its loss
+        for name, field in getattr(cls, "__dataclass_fields__", {}).items():
+            if "term" in field.metadata:
+                terms[name] = field.metadata["term"]
+    order = get_args(Over)
+    names = sorted(terms, key=lambda name: order.index(terms[name].over))
+    return {name: terms[name] for name in names}
 
 
 TERMS = terms_of(Coefficients)

@@ -25,6 +25,7 @@ def toy_from_stats(stats, labels, vocab, *, factor, **options):
 
 @dataclasses.dataclass(frozen=True)
 class WithToy(Objective):
+    was: float | None = None
     toy: float | None = term(toy_from_stats, "labels", factor="tau")
 
 
@@ -65,10 +66,10 @@ def test_an_added_loss_is_trained(vocab, batch):
         stats = stats_from_logits(logits, labels, vocab)
         return objective.total(objective(stats, labels, vocab, weights=weights))
 
-    added, plain = WithToy(ce=None, toy=2.0, tau=1.5), Objective(ce=3.0)
+    added, plain = WithToy(ce=None, toy=2.0, tau=1.5), Objective(ce=3.0, was=None)
     for a, b in zip(loss(added, logits), loss(plain, logits), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-    assert WithToy().names == Objective().names
+    assert WithToy(was=0.3).names == Objective().names and WithToy().names == ("ce",)
     with pytest.raises(ValueError, match="toy"):
         WithToy(ce=None, was=None)
 
@@ -78,8 +79,8 @@ def test_an_added_loss_is_a_leaf_and_trained_from_hidden_states(vocab, batch):
     hidden = jax.random.normal(jax.random.key(0), (*labels.shape, 8))
     kernel = jax.random.normal(jax.random.key(1), (8, vocab.vocab_size))
     run = partial(objective_from_hidden, vocab=vocab)
-    paths = jax.tree.leaves_with_path(WithToy(toy=2.0))
-    assert ".toy" in [jax.tree_util.keystr(path) for path, _ in paths]
+    paths = jax.tree.leaves_with_path(WithToy(was=0.3, toy=2.0))
+    assert {".was", ".toy"} <= {jax.tree_util.keystr(path) for path, _ in paths}
     swept = jax.tree.map(lambda *x: jnp.array(x), WithToy(toy=0.0), WithToy(toy=2.0))
     totals, terms = jax.vmap(run, in_axes=(0, None, None, None))(
         swept, hidden, kernel, labels
@@ -87,5 +88,7 @@ def test_an_added_loss_is_a_leaf_and_trained_from_hidden_states(vocab, batch):
     toy = jax.tree.map(lambda x: x[0], terms["toy"])
     np.testing.assert_allclose(totals[1] - totals[0], 2 * toy.mean, rtol=1e-5)
     grads = jax.grad(lambda h: run(WithToy(toy=0.5), h, kernel, labels)[0])(hidden)
-    expected = jax.grad(lambda h: run(Objective(ce=1.5), h, kernel, labels)[0])(hidden)
+    expected = jax.grad(
+        lambda h: run(Objective(ce=1.5, was=None), h, kernel, labels)[0]
+    )(hidden)
     np.testing.assert_allclose(grads, expected, rtol=1e-5, atol=1e-6)
