@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from tests.train.helpers import INTERRUPTED_IO
 from tests.train.runs import QUICK, STEPS, assert_same_run, finish, saved, start, train
 from train.config import ConfigError
 from train.reporting.metrics_writer import MetricWriter, read_metrics, replace_text
@@ -93,6 +94,7 @@ def test_a_whole_file_on_a_full_disk_leaves_the_old_one(tmp_path):
 
 @needs_full
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@INTERRUPTED_IO
 def test_events_for_tensorboard_on_a_full_disk(tmp_path, caplog):
     """The thread that writes them ends, and the run must not wait for it."""
     pytest.importorskip("tensorboardX")
