@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import pathlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from train.config import ConfigError
 from train.multihost.hosts import is_coordinator
 
 METRICS_FILE = "metrics.jsonl"
+FLUSH_SECONDS = 1.0  # between two fsyncs of the event file
 
 logger = logging.getLogger("train")
 
@@ -63,6 +65,7 @@ class MetricWriter:
 
     def __init__(self, run_dir: AnyPath, *, start_step: int = 0) -> None:
         self._file = self._board = self._mirror = None
+        self._flushed = 0.0
         if not is_coordinator():
             return
         folder = pathlib.Path(run_dir)
@@ -82,8 +85,8 @@ class MetricWriter:
             from tensorboardX import SummaryWriter
 
             with writing(folder):
-                # Unbounded, as nobody empties the queue once a full disk has ended the
-                # thread that writes; `flush` raises then.
+                # A thread writes, which a full disk ends: nothing empties the queue
+                # then, so it is unbounded, and flushed often, which raises.
                 self._board = SummaryWriter(
                     str(folder), purge_step=start_step + 1, max_queue=0
                 )
@@ -103,6 +106,8 @@ class MetricWriter:
             for name, value in row.items():
                 if isinstance(value, float):
                     self._board.add_scalar(f"{kind}/{name}", value, step)
+            if time.monotonic() > self._flushed + FLUSH_SECONDS:
+                self._flush_board()
         if self._mirror is not None:
             self._mirror.copy_if_due()
 
@@ -119,11 +124,15 @@ class MetricWriter:
         Raises:
             ConfigError: the disk or the bucket cannot be written.
         """
+        self._flush_board()
+        if self._mirror is not None:
+            self._mirror.copy()
+
+    def _flush_board(self) -> None:
         if self._board is not None:
             with writing(self._board.logdir):
                 self._board.flush()
-        if self._mirror is not None:
-            self._mirror.copy()
+            self._flushed = time.monotonic()
 
     def close(self) -> None:
         """Flushes and closes the files."""

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from tests.train.helpers import INTERRUPTED_IO
 from tests.train.runs import QUICK, STEPS, assert_same_run, finish, saved, start, train
 from train.config import ConfigError
 from train.reporting.metrics_writer import MetricWriter, read_metrics, replace_text
@@ -89,3 +90,23 @@ def test_a_whole_file_on_a_full_disk_leaves_the_old_one(tmp_path):
     with pytest.raises(ConfigError, match=r"config\.json .*\(No space"):
         replace_text(path, "new")
     assert path.read_text() == "old"
+
+
+@needs_full
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@INTERRUPTED_IO
+def test_events_for_tensorboard_on_a_full_disk(tmp_path, caplog):
+    """The thread that writes them ends, and the run must not wait for it."""
+    pytest.importorskip("tensorboardX")
+    writer = MetricWriter(tmp_path)
+    assert writer._board is not None
+    events = writer._board.file_writer.event_writer
+    records = events._ev_writer._py_recordio_writer
+    whole, records._writer = records._writer, FULL.open("wb")
+    writer.write(1, "train", {f"loss_{i}": 1.0 for i in range(999)})
+    events._worker.join(30)
+    with pytest.raises(ConfigError, match=r"\(No space left.*--resume"):
+        writer.flush()
+    writer.close()
+    records._writer = whole  # which tensorboardX closes at exit
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1]
