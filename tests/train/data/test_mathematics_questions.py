@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from tests.train.test_data_mathematics import evaluated, wrong_answers
+from tests.train.data.test_mathematics import evaluated, wrong_answers
 from train.data import DataError
 from train.data.expressions import random_expression
 from train.data.files import find_file

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.train.test_packing import assert_equal, dataset, some_sizes, take
+from tests.train.data.test_packing import assert_equal, dataset, some_sizes, take
 from train.data import CausalDataset, DataError, make_buckets, pack, train_batches
 from train.data.order import GROUPED_STEPS
 from train.data.transforms import round_up
