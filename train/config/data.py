@@ -1,7 +1,9 @@
 """The fields of a run that say what data it is of; `--data.field` each."""
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
+
+from train.config.ranges import FRACTION, NOT_NEGATIVE, SIZE, Range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,35 +52,35 @@ class DataConfig:
     or columns named in the first line."""
     eval_file: str | None = None
     """jsonl, tsv: held-out rows; without it no evaluation by generation."""
-    train_size: int | None = None
+    train_size: Annotated[int | None, SIZE] = None
     """Train on this many rows (generated ones: of as many as you like); None takes
     all."""
-    eval_size: int | None = None
+    eval_size: Annotated[int | None, SIZE] = None
     """Evaluate on so many rows of each evaluation set, its first ones (mathematics:
     the first of each module, so many in all); None takes all."""
-    validation_fraction: float = 0.0
+    validation_fraction: Annotated[float, FRACTION] = 0.0
     """gsm8k, jsonl, tsv: this share of the training rows is held out as the evaluation
     set "validation" (the paper: 0.15 of GSM8K)."""
     max_operand: int = 99
     """arithmetic: operands are 0..max_operand; extrapolation goes beyond."""
-    digits: int = 5
+    digits: Annotated[int, Range(1, 9)] = 5
     """multiplication: operands have 1..digits digits; extrapolation goes one beyond."""
-    seed: int = 0
+    seed: Annotated[int, NOT_NEGATIVE] = 0
     """Generation and shuffling of the data."""
-    batch_size: int = 32
+    batch_size: Annotated[int, SIZE] = 32
     """Questions a step, over all devices."""
-    max_source_length: int = 512
+    max_source_length: Annotated[int, SIZE] = 512
     """Longer questions are truncated, and counted [tokens]."""
-    max_target_length: int = 512
+    max_target_length: Annotated[int, SIZE] = 512
     """Longer answers are truncated, and counted [tokens]."""
     separator: str = "\n"
     """Decoder-only models: what stands between a question and its answer."""
     packing: bool = False
     """Put several questions side by side in a row, none split and none seeing another;
     batch_size then counts these rows."""
-    packed_length: int | None = None
+    packed_length: Annotated[int | None, SIZE] = None
     """packing: tokens of a row, question and answer together, unless padding would
     take less room; None: as many as the longest question and answer have."""
-    buckets: int = 1
+    buckets: Annotated[int, Range(1, 65)] = 1
     """Pad batches to one of at most so many lengths, each compiled once, and batch rows
     of like length together; 1 pads all to the longest row."""

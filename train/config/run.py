@@ -10,6 +10,14 @@ from train.config.data import DataConfig
 from train.config.hosts import HostsConfig
 from train.config.loss import LossConfig
 from train.config.mesh import MeshConfig
+from train.config.ranges import (
+    AT_LEAST_1,
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SIZE,
+    Range,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,30 +27,30 @@ class OptimizerConfig:
     name: Literal["adamw", "adafactor"] = "adamw"
     """adafactor: T5's own, whose steps are relative to each parameter's size; from
     scratch it takes learning rates near 0.01."""
-    learning_rate: float = 1e-4
+    learning_rate: Annotated[float, POSITIVE] = 1e-4
     """Peak learning rate."""
     schedule: Literal["constant", "cosine", "linear", "plateau"] = "constant"
     """After warm-up. plateau: multiplied by plateau_factor when the loss of the first
     evaluation set has not improved for plateau_patience evaluations."""
-    warmup_steps: int = 0
+    warmup_steps: Annotated[int, NOT_NEGATIVE] = 0
     """Steps over which the learning rate rises linearly from 0."""
-    final_fraction: float = 0.0
+    final_fraction: Annotated[float, NOT_NEGATIVE] = 0.0
     """cosine, linear: the last learning rate as a share of the peak."""
-    plateau_factor: float = 0.5
+    plateau_factor: Annotated[float, Range(0, 1, closed=False)] = 0.5
     """plateau: what the learning rate is multiplied by."""
-    plateau_patience: int = 5
+    plateau_patience: Annotated[int, Range(0, 2**31 - 1)] = 5
     """plateau: evaluations without improvement that are borne, as in PyTorch."""
-    b1: float = 0.9
+    b1: Annotated[float, FRACTION] = 0.9
     """Decay of the first moment."""
-    b2: float = 0.999
+    b2: Annotated[float, FRACTION] = 0.999
     """Decay of the second moment."""
-    eps: float = 1e-8
+    eps: Annotated[float, POSITIVE] = 1e-8
     """Added to the root of the second moment."""
-    weight_decay: float = 0.01
+    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.01
     """Decoupled weight decay; never on norms, biases and relative-position biases."""
     mu_dtype: Literal["float32", "bfloat16"] = "float32"
     """adamw: how the first moment is kept; bfloat16 takes 2 bytes a parameter less."""
-    clip_norm: float | None = 1.0
+    clip_norm: Annotated[float | None, POSITIVE] = 1.0
     """Largest global gradient norm; None does not clip."""
 
 
@@ -50,13 +58,13 @@ class OptimizerConfig:
 class EvalConfig:
     """Evaluation: teacher-forced losses, then generated answers and their metrics."""
 
-    every: int | None = None
+    every: Annotated[int | None, AT_LEAST_1] = None
     """Steps between evaluations; None evaluates only at the end."""
-    batch_size: int = 64
+    batch_size: Annotated[int, SIZE] = 64
     """Questions a decoding step, over all devices."""
-    max_new_tokens: int = 32
+    max_new_tokens: Annotated[int, SIZE] = 32
     """Longest answer that is generated [tokens]."""
-    beams: int = 1
+    beams: Annotated[int, SIZE] = 1
     """Beams that decoding searches with (the paper: 4); 1 decodes greedily."""
     numbers: Literal["argmax", "expected", "median"] = "argmax"
     """Which number token greedy decoding writes where the likeliest token is one: this
@@ -99,7 +107,7 @@ class TrainConfig:
     value_scale: Literal["none", "log1p", "minmax5"] = "none"
     """regression, numformer: what numbers go through before the model reads or learns
     them. minmax5: the training rows' range becomes -5 to 5, as in xVal."""
-    mask_rate: float | None = None
+    mask_rate: Annotated[float | None, Range(0, 1, closed=False)] = None
     """numformer: training hides this share of all tokens at random, as xVal does; None
     hides the answer's number alone, as the paper's baseline and evaluation do."""
     allow_low_coverage: bool = False
@@ -112,9 +120,9 @@ class TrainConfig:
     cross_entropy_baseline: bool = False
     """Train a second model with cross entropy alone, on the same data, seed and
     tokenizer, and print both side by side."""
-    steps: int = 1000
+    steps: Annotated[int, SIZE] = 1000
     """Optimizer steps."""
-    accumulate: int = 1
+    accumulate: Annotated[int, AT_LEAST_1] = 1
     """Parts that a step takes its batch in, one after another, to need less memory;
     loss and gradient are those of the whole, but for the loss that balances experts,
     which is the mean of the parts'."""
@@ -124,17 +132,17 @@ class TrainConfig:
     deterministic: bool = False
     """GPUs: the same bits in every run on the same mesh, resumed ones included, at some
     cost of speed; CPUs and TPUs give them anyway."""
-    log_every: int = 50
+    log_every: Annotated[int, AT_LEAST_1] = 50
     """Steps between rows of metrics.jsonl, each the mean since the row before;
     checkpoints and evaluations end a row too."""
-    profile_at: int | None = None
+    profile_at: Annotated[int | None, AT_LEAST_1] = None
     """Write a profile of three steps, this one and the next, to profile/ in the run's
     folder, for xprof or Perfetto; None writes none."""
-    checkpoint_every: int | None = None
+    checkpoint_every: Annotated[int | None, AT_LEAST_1] = None
     """Steps between checkpoints; None saves only the last step."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: Annotated[int, AT_LEAST_1] = 2
     """Checkpoints kept on disk."""
-    seed: int = 0
+    seed: Annotated[int, Range(0, 2**32)] = 0
     """Initialisation and dropout."""
     run_dir: str | None = None
     """Where everything is written: a folder, or gs://BUCKET/FOLDER (default: runs/NAME,
