@@ -95,7 +95,7 @@ def start(
         place: list[str] = []
         if hosts > 1:
             place = ["--hosts.coordinator", address, "--hosts.count", str(hosts)]
-            place += ["--hosts.index", str(index), "--hosts.lost-after", "10"]
+            place += ["--hosts.index", str(index), "--hosts.heartbeat-timeout", "10"]
         if index == hosts - 1:
             place += of_last
         processes.append(

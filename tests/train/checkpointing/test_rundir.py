@@ -86,3 +86,15 @@ def test_a_field_that_came_later_had_its_default(tmp_path):
     check_same_run(tmp_path, TINY)
     with pytest.raises(ConfigError, match=r"--optimizer\.mu-dtype: .* then"):
         check_same_run(tmp_path, changed(TINY, optimizer__mu_dtype="bfloat16"))
+
+
+def test_hosts_fields_of_earlier_versions_are_read(tmp_path):
+    write_config(tmp_path, TINY)
+    path = tmp_path / "config.json"
+    written = json.loads(path.read_text())
+    written["hosts"]["lost_after"] = written["hosts"].pop("heartbeat_timeout") + 1
+    written["hosts"]["stuck_after"] = written["hosts"].pop("stall_timeout") + 2
+    path.write_text(json.dumps(written))
+    found = rundir.read_config(tmp_path)["hosts"]
+    assert (found["heartbeat_timeout"], found["stall_timeout"]) == (101, 3602)
+    check_same_run(tmp_path, TINY)

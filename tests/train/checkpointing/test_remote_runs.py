@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.train.fake_bucket import FakeBucket
+from tests.train.checkpointing.fake_bucket import FakeBucket
 from tests.train.runs import (
     KILLED,
     ROOT,
@@ -20,8 +20,6 @@ from tests.train.runs import (
     train,
 )
 from train.checkpointing.storage import any_path
-
-pytestmark = pytest.mark.slow
 
 
 def command(*arguments: str) -> str:
@@ -38,7 +36,13 @@ def command(*arguments: str) -> str:
     return ended.stdout
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, KILLED), (15, 0)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        pytest.param(signal.SIGKILL, KILLED, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 0, marks=pytest.mark.nightly),
+    ],
+)
 def test_stopped_and_resumed_in_a_bucket(
     number, status, bucket: FakeBucket, left_alone, tmp_path
 ):
@@ -74,6 +78,7 @@ def test_stopped_and_resumed_in_a_bucket(
     assert bucket.names(f"{folder}-report") >= {"comparison.md", "comparison.png"}
 
 
+@pytest.mark.nightly
 def test_two_hosts_and_one_bucket(bucket, left_alone, tmp_path):
     """What they write is what two hosts write to a disk, killed or not."""
     where = {"hosts": 2, "devices": 2}
@@ -84,6 +89,7 @@ def test_two_hosts_and_one_bucket(bucket, left_alone, tmp_path):
     assert_same_run(run_dir, tmp_path / "disk")
 
 
+@pytest.mark.nightly
 def test_a_comparison(bucket):
     run_dir = any_path("gs://bucket/runs/compared")
     short = ("--steps", "10", "--optimizer.warmup-steps", "1", "--profile-at", "3")
@@ -97,6 +103,7 @@ def test_a_comparison(bucket):
     assert any(re.fullmatch(r"ce/profile/.*\.xplane\.pb", name) for name in names)
 
 
+@pytest.mark.nightly
 def test_without_permission_or_bucket(bucket):
     bucket.refuse_like("POST", "")
     try:

@@ -14,7 +14,7 @@ from ntl_jax.models import init_params
 from tests.train.helpers import COMPARED
 from tests.train.evaluation.test_evaluate_run import SET, answers
 from train.__main__ import main
-from train.checkpointing import restore as placing
+from train.checkpointing import restore
 from train.checkpointing.restore import fitting_mesh, open_mesh, restored_params
 from train.config import ConfigError, MeshConfig
 from train.evaluation import predict
@@ -47,7 +47,7 @@ def test_a_mesh_that_fills_small_devices_is_not_taken(monkeypatch, caplog):
         (2 * whole, REPLICATED),
         (2 * whole - 1, MeshConfig(data=1, fsdp=8, tensor=1)),
     ):
-        monkeypatch.setattr(placing, "device_memory", lambda memory=memory: memory)
+        monkeypatch.setattr(restore, "device_memory", lambda memory=memory: memory)
         assert fitting_mesh(REPLICATED, MODEL) == mesh
 
 
