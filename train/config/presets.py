@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 
-from train.config.mesh import ConfigError
+from train.config.ranges import ConfigError
 from train.config.run import TrainConfig
 
 PACKAGE = "configs"

@@ -1,4 +1,4 @@
-"""The range that a number of a config must lie in, written beside its field.
+"""What a config refuses, and the ranges of its numbers, written beside the fields.
 
 `Annotated[int, Range(1, 2**31)]` is read by `check_ranges` alone: to everybody else,
 the command line included, the field is an int.
@@ -9,7 +9,14 @@ import math
 import typing
 from typing import Any
 
-from train.config.mesh import check
+
+class ConfigError(ValueError):
+    """A run that cannot be what its flags say; the message is for the user."""
+
+
+def check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +49,17 @@ SIZE = Range(1, 2**31)  # of an array's axis, or a count in int32
 FRACTION = Range(0, 1)
 
 
+def check_range(flag: str, value: float | None, allowed: Range) -> None:
+    """Raises ConfigError where a value is neither None nor in its range."""
+    finite = isinstance(value, float) and allowed.high == math.inf
+    check(
+        value is None or value in allowed,
+        f"{flag} is {value}: it must be {allowed}{' and finite' if finite else ''}.",
+    )
+
+
 def check_ranges(config: Any, prefix: str = "--") -> None:
-    """Checks every number of a dataclass and of those in its fields; None is allowed.
+    """Checks every number of a dataclass and of those in its fields.
 
     Raises:
         ConfigError: names the first flag that is out of its range.
@@ -55,10 +71,5 @@ def check_ranges(config: Any, prefix: str = "--") -> None:
         if dataclasses.is_dataclass(value):
             check_ranges(value, f"{flag}.")
         for allowed in getattr(hints[field.name], "__metadata__", ()):
-            if isinstance(allowed, Range) and value is not None:
-                finite = isinstance(value, float) and allowed.high == math.inf
-                check(
-                    value in allowed,
-                    f"{flag} is {value}: it must be {allowed}"
-                    f"{' and finite' if finite else ''}.",
-                )
+            if isinstance(allowed, Range):
+                check_range(flag, value, allowed)

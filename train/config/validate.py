@@ -11,8 +11,14 @@ from ntl_jax.models import (
     T5Config,
 )
 from train.config.loss import NUMBER_TERMS, PER_ROW_TERMS, LossConfig
-from train.config.mesh import ConfigError, check, mesh_shape
-from train.config.ranges import check_ranges
+from train.config.mesh import mesh_shape
+from train.config.ranges import (
+    NOT_NEGATIVE,
+    ConfigError,
+    check,
+    check_range,
+    check_ranges,
+)
 from train.config.run import TrainConfig
 
 
@@ -81,6 +87,9 @@ def validate_data(config: TrainConfig) -> None:
         "and name a path with --run-dir.",
     )
     check_ranges(config)
+    for name in ("ce", *NUMBER_TERMS):
+        flag = f"--loss.{name.replace('_', '-')}"
+        check_range(flag, getattr(config.loss, name), NOT_NEGATIVE)
     _check_token_ids(config)
     _check_head(config)
     _check_packing(config)

@@ -34,7 +34,7 @@ def test_products_of_all_layers_are_counted():
     assert matmul_flops(gradient) == 3 * LAYERS * PRODUCT
 
 
-def test_recomputed_products_are_counted_again():
+def test_recomputed_products_are_counted_twice():
     recomputed = jax.grad(jax.checkpoint(network))
     assert matmul_flops(jax.make_jaxpr(recomputed)(*ARGS).jaxpr) > 3 * LAYERS * PRODUCT
 
@@ -57,13 +57,13 @@ def test_what_each_device_multiplies_is_counted_for_all_of_them():
         out_specs=PartitionSpec(),
         check_vma=False,
     )
-    # Four devices share out the rows, and each is there twice.
+    # The rows are sharded over four of the devices and replicated on two.
     jaxpr = jax.make_jaxpr(mapped)(kernels, rows).jaxpr
     assert matmul_flops(jaxpr) == 2 * LAYERS * PRODUCT
 
 
 def compiled(spec: PartitionSpec):
-    """The gradient on 8 devices, the kernels laid out so."""
+    """The gradient on 8 devices, the kernels sharded so."""
     mesh = make_mesh(1, 8, 1)
     kernels = NamedSharding(mesh, spec)
     rows = NamedSharding(mesh, PartitionSpec("fsdp"))
@@ -86,14 +86,6 @@ def test_replicated_kernels_are_not_gathered():
     costs = costs_of(compiled(PartitionSpec()).as_text())
     assert "all-gather" not in costs.collectives
     assert costs.collectives["all-reduce"] == LAYERS * 4.0 * WIDTH * WIDTH
-
-
-def test_slices_of_a_stack_move_as_slices():
-    costs = costs_of(jax.jit(network).lower(*ARGS).compile().as_text())
-    stack = 4.0 * LAYERS * WIDTH * WIDTH
-    # A slice is read, written, and read by its product. Read whole by each layer, the
-    # stack alone would be 5 more.
-    assert 3 * stack <= costs.moved < 6 * stack
 
 
 TPU = """
@@ -125,8 +117,6 @@ ENTRY %main (a: f32[8]) -> (s32[], f32[8]) {
 def test_a_loop_counts_by_what_its_counter_is_compared_with():
     costs = costs_of(TPU)
     assert costs.collectives == {"all-reduce": 6 * 32.0}
-    # What stays on the chip is not moved: x is read, the sum is written.
-    assert costs.moved == 6 * (32.0 + 32.0)
 
 
 STARTED = """
@@ -159,54 +149,13 @@ def test_of_collectives_that_are_started_all_arrays_are_counted():
 
 
 def test_a_loop_that_does_not_say_is_refused():
-    with pytest.raises(ValueError, match="loop does not say"):
+    with pytest.raises(ValueError, match="length of loop"):
         costs_of(TPU.replace("direction=LT", "direction=NE"))
 
 
 def test_what_is_no_program_is_refused():
     with pytest.raises(ValueError, match="no ENTRY"):
         costs_of("nothing")
-
-
-SLICING = """
-%sliced (p0: f32[8,4], p1: s32[]) -> f32[1,4] {
-  %p0 = f32[8,4]{0,1} parameter(0)
-  %turned = f32[8,4]{1,0} bitcast(%p0)
-  %p1 = s32[] parameter(1)
-  %zero = s32[] constant(0)
-  ROOT %slice = f32[1,4]{1,0} dynamic-slice(%turned, %p1, %zero), sizes={1,4}
-}
-
-%updated (p0: f32[8,4], p1: f32[1,4], p2: s32[]) -> (f32[8,4], f32[1,4]) {
-  %p0 = f32[8,4]{1,0} parameter(0)
-  %p1 = f32[1,4]{1,0} parameter(1)
-  %p2 = s32[] parameter(2)
-  %twice = f32[1,4]{1,0} add(%p1, %p1)
-  %zero = s32[] constant(0)
-  %update = f32[8,4]{1,0} dynamic-update-slice(%p0, %twice, %p2, %zero)
-  ROOT %both = (f32[8,4]{1,0}, f32[1,4]{1,0}) tuple(%update, %twice)
-}
-
-%first (p0: f32[8,4]) -> f32[1,4] {
-  %p0 = f32[8,4]{1,0} parameter(0)
-  ROOT %slice.1 = f32[1,4]{1,0} slice(%p0), slice={[0:1], [0:4]}
-}
-
-ENTRY %main (a: f32[8,4], i: s32[]) -> (f32[8,4], f32[1,4]) {
-  %a = f32[8,4]{0,1} parameter(0)
-  %i = s32[] parameter(1)
-  %row = f32[1,4]{1,0} fusion(%a, %i), kind=kLoop, calls=%sliced
-  %static = f32[1,4]{1,0} fusion(%a), kind=kLoop, calls=%first
-  ROOT %out = (f32[8,4]{1,0}, f32[1,4]{1,0}) fusion(%a, %row, %i), calls=%updated
-}
-"""
-
-
-def test_of_fusions_that_slice_the_slices_are_counted():
-    row = 16.0
-    # Two rows are read and written, a scalar read; then a row and the scalar are read,
-    # and a row of the stack and the row itself written.
-    assert costs_of(SLICING).moved == 2 * (row + row) + 4 + (row + 4) + 2 * row
 
 
 def kernel(estimate):

@@ -85,8 +85,8 @@ def test_what_gpus_can_do_is_known(name):
     target = GPU_TARGETS[name]
     chip = CHIPS[target.name]
     assert chip.memory == target.memory
-    # A sum of products that waits for neither memory nor units has so many a byte.
-    assert 100 < chip.flops / chip.bandwidth < 400
+    # FLOPs per byte of a kernel bound by neither memory nor matrix units.
+    assert 100 < chip.flops / target.bandwidth < 400
 
 
 @pytest.mark.slow
