@@ -53,13 +53,13 @@ class DataConfig:
     eval_file: str | None = None
     """jsonl, tsv: held-out rows; without it no evaluation by generation."""
     train_size: Annotated[int | None, SIZE] = None
-    """Train on this many rows (any number, where they are generated); None takes all."""
+    """Train on this many rows (any number if they are generated); None takes all."""
     eval_size: Annotated[int | None, SIZE] = None
     """Evaluate on the first rows of each evaluation set, this many (mathematics: the
     first of each module, this many in total); None takes all."""
     validation_fraction: Annotated[float, FRACTION] = 0.0
-    """gsm8k, jsonl, tsv: this fraction of the training rows is held out as the evaluation
-    set "validation" (the paper: 0.15 of GSM8K)."""
+    """gsm8k, jsonl, tsv: this fraction of the training rows becomes the evaluation set
+    "validation" (the paper: 0.15 of GSM8K)."""
     max_operand: int = 99
     """arithmetic: operands are 0..max_operand; extrapolation goes beyond."""
     digits: Annotated[int, Range(1, 9)] = 5

@@ -99,7 +99,7 @@ class TrainConfig:
     reads with number encodings (the Regression Transformer); each counts as its digit,
     whatever number_policy says."""
     head: Literal["lm", "regression", "numformer"] = "lm"
-    """What the model answers with; the other two write no text. regression: a T5 with a regression
+    """How the model answers; only lm writes text. regression: a T5 with a regression
     head, which learns the last number of each answer by squared error; --loss has no
     part. numformer: xVal's encoder, of the model's sizes, which reads numbers as values
     and fills in the last number of the answer."""
@@ -107,8 +107,8 @@ class TrainConfig:
     """regression, numformer: what numbers go through before the model reads or learns
     them. minmax5: the training rows' range becomes -5 to 5, as in xVal."""
     mask_rate: Annotated[float | None, Range(0, 1, closed=False)] = None
-    """numformer: training hides this fraction of all tokens at random, as xVal does; None
-    hides only the answer's number, as the paper's baseline and evaluation do."""
+    """numformer: training hides this fraction of all tokens at random, as xVal does;
+    None hides only the answer's number, as the paper's baseline and evaluation do."""
     allow_low_coverage: bool = False
     """Train although under half of the answers' digits become number tokens."""
     init_from: str | None = None
@@ -152,4 +152,4 @@ class TrainConfig:
     """Folder that keeps token ids between runs, for data of many rows; None tokenizes
     at every start."""
     compilation_cache: str | None = None
-    """Folder that keeps compiled programs between runs; None compiles at every start."""
+    """Folder that keeps compiled programs between runs; None compiles in every run."""

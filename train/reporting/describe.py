@@ -18,7 +18,7 @@ from train.data import (
 from train.data.inputs import open_tokenizer, tokenizer_name
 from train.data.masked import mask_rows
 from train.data.number_tokens import COVERAGE_ROWS, number_vocab
-from train.data.order import GROUPED_STEPS, grouped_rows
+from train.data.pipeline import GROUPED_STEPS, grouped_rows
 from train.heads.families import is_decoder_only
 
 MOST_ROWS = 100_000

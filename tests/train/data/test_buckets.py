@@ -7,9 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.train.data.test_packing import assert_equal, dataset, some_sizes, take
+from tests.train.data.helpers import (
+    assert_equal,
+    assert_processes_share,
+    dataset,
+    some_sizes,
+    take,
+)
 from train.data import CausalDataset, DataError, make_buckets, pack, train_batches
-from train.data.order import GROUPED_STEPS
+from train.data.pipeline import GROUPED_STEPS
 from train.data.transforms import round_up
 
 
@@ -84,21 +90,8 @@ def test_resume_inside_a_group_equals_the_uninterrupted_stream():
 @pytest.mark.parametrize("processes", [2, 4])
 def test_processes_share_one_global_batch_of_one_length(processes):
     rows = dataset(some_sizes(100), CausalDataset)
-    options: dict[str, Any] = {
-        "batch_size": 8,
-        "seed": 1,
-        "buckets": make_buckets(rows.lengths(), 4),
-    }
-    whole = take(20, train_batches(rows, **options))
-    shards = [
-        take(20, train_batches(rows, **options, rows=part))
-        for part in np.split(np.arange(8), processes)
-    ]
-    joined = [
-        {key: np.concatenate([shard[key] for shard in step]) for key in step[0]}
-        for step in zip(*shards, strict=True)
-    ]
-    assert_equal(whole, joined)
+    buckets = make_buckets(rows.lengths(), 4)
+    assert_processes_share(rows, processes, 8, buckets=buckets)
 
 
 @pytest.mark.parametrize("kind", [None, CausalDataset])

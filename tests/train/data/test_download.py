@@ -10,7 +10,7 @@ import zipfile
 
 import pytest
 
-from tests.train.data.test_splits import jsonl, passages
+from tests.train.data.helpers import jsonl, passages
 from train.config import DataConfig
 from train.data import DataError, load_splits
 

@@ -12,13 +12,9 @@ from hypothesis import strategies as st
 
 from train.config import DataConfig
 from train.data import DataError, load_splits
-from train.data.sources import (
-    read_jsonl,
-    read_mathematics,
-    read_multirc,
-    read_rjokes,
-    read_tsv,
-)
+from train.data.files import read_jsonl, read_tsv
+from train.data.mathematics import read_mathematics
+from train.data.official import read_multirc, read_rjokes
 
 GOOD = {"question": "q", "answer": "1"}
 

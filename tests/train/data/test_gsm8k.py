@@ -7,31 +7,11 @@ import re
 import pytest
 
 from ntl_jax.numbers.grammar import find_numbers, last_number
+from tests.train.data.helpers import DAMAGED, SPACED, ZEROS
 from train.config import DataConfig
 from train.data import load_splits
-from train.data.gsm8k import clean_gsm8k, paper_clean_up
-from train.data.sources import read_gsm8k
+from train.data.official import clean_gsm8k, paper_clean_up, read_gsm8k
 
-# Lines of the published test file whose answer has other numbers than the official
-# one: what stands there, and what is right.
-DAMAGED = {
-    9: [("100.5", "1.5")],
-    53: [("70.5", "7.5")],
-    228: [("40.50", "4.50"), ("60.50", "6.50")],
-    360: [("10.5", "1.5")],
-    435: [("30.75", "3.75")],
-    581: [("10.04", "1.04")],
-    599: [("3000.65", "3.65")],
-    616: [("20.50", "2.50")],
-    815: [("10.5", "1.5"), ("200.75", "2.75")],
-    1015: [("30.5", "3.5"), ("300.75", "3.75"), ("90.25", "9.25")],
-    1177: [("200.25", "2.25"), ("200.2", "2.2")],
-    1194: [("10.50", "1.50")],
-}
-# Others, where 0.75 became 00.75 or 000.75.
-ZEROS = [25, 110, 411, 568, 755, 773, 803, 807, 1031, 1063, 1095, 1153, 1240, 1271]
-# Others, where $400 000 stayed as it was.
-SPACED = [266, 267]
 OFFICIAL_ROWS = {"train": 7473, "test": 1319}
 KEYS = ("question", "answer")
 

@@ -10,17 +10,17 @@ from random import Random
 
 import pytest
 
-from tests.train.data.test_mathematics import evaluated, wrong_answers
+from tests.train.data.helpers import evaluated, wrong_answers
 from train.data import DataError
-from train.data.expressions import random_expression
+from train.data.algebra_questions import random_expression
 from train.data.files import find_file
-from train.data.mathematics import EXTRAPOLATION_MODULES, FOLDERS, MODULES
+from train.data.mathematics import EXTRAPOLATION_MODULES, MODULES, read_mathematics
 from train.data.mathematics_questions import (
+    FOLDERS,
     GENERATED_EXTRAPOLATION_MODULES,
     GENERATED_MODULES,
     generated_rows,
 )
-from train.data.sources import read_mathematics
 
 ROWS = 120
 NUMBER = r"-?\d+(?:\.\d+)?"

@@ -6,7 +6,7 @@ import pytest
 
 from train.config import DataConfig
 from train.data import DataError, load_splits
-from train.data.multiplication import cells, multiplication_test, multiplication_train
+from train.data.arithmetic import cells, multiplication_test, multiplication_train
 
 
 def operands(row):

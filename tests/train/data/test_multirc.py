@@ -9,7 +9,7 @@ from ntl_jax.tokenization import builtin_tokenizer
 from train.config import DataConfig
 from train.data import load_splits, tokenize_rows
 from train.data.files import find_file
-from train.data.sources import read_multirc
+from train.data.official import read_multirc
 
 PASSAGE = " Anna has 3 apples. She eats one.\n" + "They are sweet. " * 9
 QUESTIONS = [

@@ -9,6 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.train.data.helpers import (
+    assert_equal,
+    assert_processes_share,
+    dataset,
+    some_sizes,
+    take,
+)
 from train.data import (
     CausalDataset,
     DataError,
@@ -18,38 +25,7 @@ from train.data import (
     train_batches,
 )
 from train.data.packing import first_fit_decreasing, plan_rows
-from train.data.transforms import IGNORE_INDEX, Ragged, round_up
-
-
-def ragged(sizes, offset: int) -> Ragged:
-    """Row i holds its own mark, offset + i, as often as it is long."""
-    values = np.repeat(np.arange(len(sizes)) + offset, sizes).astype(np.int32)
-    return Ragged(values, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
-
-
-def dataset(sizes, kind=TokenizedDataset) -> TokenizedDataset:
-    """Rows of these lengths [N, 2]; questions hold 1000 + i, answers 5000 + i."""
-    sizes = np.asarray(sizes)
-    longest = sizes.max(axis=0)
-    return kind(
-        ragged(sizes[:, 0], 1000),
-        ragged(sizes[:, 1], 5000),
-        pad_token_id=0,
-        source_length=int(longest[0]),
-        target_length=int(longest[1]),
-        truncated_sources=0,
-        truncated_targets=0,
-    )
-
-
-def some_sizes(n: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).geometric(0.1, (n, 2)).clip(1, 40)
-
-
-def take(n, iterator):
-    batches = list(itertools.islice(iterator, n))
-    iterator.close()
-    return batches
+from train.data.transforms import IGNORE_INDEX, round_up
 
 
 def texts(batch) -> list[list[tuple[int, int, int]]]:
@@ -148,14 +124,6 @@ def packed(request) -> PackedDataset:
     return pack(dataset(some_sizes(200), request.param), seed=3)
 
 
-def assert_equal(first, second):
-    assert len(first) == len(second)
-    for a, b in zip(first, second, strict=True):
-        assert a.keys() == b.keys()
-        for key in a:
-            np.testing.assert_array_equal(a[key], b[key])
-
-
 @pytest.mark.parametrize("start", [1, 7, 60])
 def test_resume_equals_the_uninterrupted_stream(packed, start):
     options: dict[str, Any] = {"batch_size": 6, "seed": 5}
@@ -168,17 +136,7 @@ def test_resume_equals_the_uninterrupted_stream(packed, start):
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_processes_share_one_global_batch(packed, processes):
-    options: dict[str, Any] = {"batch_size": 8, "seed": 1}
-    whole = take(20, train_batches(packed, **options))
-    shards = [
-        take(20, train_batches(packed, **options, rows=part))
-        for part in np.split(np.arange(8), processes)
-    ]
-    joined = [
-        {key: np.concatenate([shard[key] for shard in step]) for key in step[0]}
-        for step in zip(*shards, strict=True)
-    ]
-    assert_equal(whole, joined)
+    assert_processes_share(packed, processes, 8)
 
 
 def test_seeds_name_different_plans_and_orders():

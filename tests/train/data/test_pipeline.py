@@ -1,6 +1,5 @@
 """Padding, shuffling, resume and process shards of the batches."""
 
-import itertools
 import threading
 import time
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 
 from ntl_jax.tokenization import builtin_tokenizer
+from tests.train.data.helpers import assert_equal, assert_processes_share, take
 from train.data import (
     DataError,
     TokenizedDataset,
@@ -16,8 +16,8 @@ from train.data import (
     tokenize_rows,
     train_batches,
 )
-from train.data.order import shuffled_rows
-from train.data.sources import arithmetic_questions
+from train.data.arithmetic import arithmetic_questions
+from train.data.pipeline import shuffled_rows
 
 TOKENIZER = builtin_tokenizer()
 
@@ -38,20 +38,6 @@ def indices(batch):
     answers = [int(TOKENIZER.decode(ids)) for ids in batch["labels"]]
     assert questions == answers
     return questions
-
-
-def take(n, iterator):
-    batches = list(itertools.islice(iterator, n))
-    iterator.close()
-    return batches
-
-
-def assert_equal(first, second):
-    assert len(first) == len(second)
-    for a, b in zip(first, second, strict=True):
-        assert a.keys() == b.keys()
-        for key in a:
-            np.testing.assert_array_equal(a[key], b[key])
 
 
 def test_rows_are_padded_masked_and_end_in_end_of_sequence():
@@ -197,17 +183,7 @@ def test_resume_equals_the_uninterrupted_stream(start):
 @pytest.mark.parametrize("processes", [1, 2, 3, 6])
 def test_processes_share_one_global_batch(processes):
     dataset = tokenize(arithmetic_questions(50, seed=0, max_operand=99))
-    options: dict[str, Any] = {"batch_size": 12, "seed": 1}
-    whole = take(12, train_batches(dataset, **options))
-    shards = [
-        take(12, train_batches(dataset, **options, rows=part))
-        for part in np.split(np.arange(12), processes)
-    ]
-    joined = [
-        {key: np.concatenate([shard[key] for shard in step]) for key in step[0]}
-        for step in zip(*shards, strict=True)
-    ]
-    assert_equal(whole, joined)
+    assert_processes_share(dataset, processes, 12)
 
 
 def test_rows_of_a_process_need_not_lie_together():

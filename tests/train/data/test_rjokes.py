@@ -8,7 +8,7 @@ from ntl_jax.metrics import trivial_baselines
 from train.config import DataConfig
 from train.data import DataError, load_splits
 from train.data.files import find_file
-from train.data.sources import read_rjokes
+from train.data.official import read_rjokes
 
 OFFICIAL_ROWS = {"dev": 43_246, "test": 43_246}
 

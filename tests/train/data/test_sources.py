@@ -6,14 +6,11 @@ import re
 import numpy as np
 import pytest
 
+from train.data.arithmetic import arithmetic_questions
+from train.data.files import DataError, read_jsonl
+from train.data.mathematics import read_mathematics
+from train.data.official import read_gsm8k
 from train.data.rows import ComputedRows, JoinedRows, LineRows, PickedRows, spread
-from train.data.sources import (
-    DataError,
-    arithmetic_questions,
-    read_gsm8k,
-    read_jsonl,
-    read_mathematics,
-)
 
 
 def operands(row):

@@ -1,15 +1,16 @@
 """load_splits over generated, raw and JSONL data, and the TensorFlow-free builders."""
 
 import gzip
-import json
 import subprocess
 import sys
 
 import pytest
 
+from tests.train.data.helpers import jsonl, passages
 from train.config import DataConfig
 from train.data import DataError, load_splits
-from train.data.sources import read_gsm8k, read_mathematics
+from train.data.mathematics import read_mathematics
+from train.data.official import read_gsm8k
 
 
 def test_arithmetic_splits():
@@ -78,12 +79,6 @@ def test_gsm8k_splits_and_the_papers_share(data_dir, monkeypatch):
     assert sorted(both) == sorted(row["question"] for row in splits.train)
     other = load_splits(DataConfig(name="gsm8k", validation_fraction=0.15, seed=1))
     assert list(other.evaluation["validation"]) != list(validation)
-
-
-def jsonl(path, n):
-    rows = [{"question": f"{i}+{i}", "answer": str(2 * i)} for i in range(n)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path), rows
 
 
 def test_jsonl_splits(tmp_path):
@@ -159,7 +154,8 @@ flags.FLAGS.mark_as_parsed()
 raw, out = sys.argv[1:]
 from train.data import builders
 from train.data.files import find_file
-from train.data.sources import read_gsm8k, read_mathematics, read_multirc, read_rjokes
+from train.data.mathematics import read_mathematics
+from train.data.official import read_gsm8k, read_multirc, read_rjokes
 
 def check(builder, splits):
     builder = builders.prepare(builder)
@@ -211,13 +207,6 @@ def prepared_without_tensorflow(raw, out):
         check=False,
     )
     assert done.stdout.strip().endswith("the same rows"), done.stderr[-2000:]
-
-
-def passages(answers):
-    """A line of MultiRC whose question has these (text, label) options."""
-    options = [{"text": text, "label": label} for text, label in answers]
-    question = {"question": "Who?", "answers": options}
-    return json.dumps({"passage": {"text": "It is I.", "questions": [question] * 3}})
 
 
 @pytest.fixture

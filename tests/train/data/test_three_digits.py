@@ -5,7 +5,7 @@ import pytest
 
 from train.config import DataConfig
 from train.data import DataError, load_splits
-from train.data.three_digits import three_digit_pairs, three_digit_products
+from train.data.arithmetic import three_digit_pairs, three_digit_products
 
 SIZES = {"train": 780_000, "validation": 10_000, "test": 20_000}
 
