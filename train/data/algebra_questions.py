@@ -174,7 +174,7 @@ class Expression:
 
 
 def _needs_brackets(operator: str, right: Expression, text: str) -> bool:
-    """Whether a right operand needs brackets; a minus sign after ``*`` or ``/`` does."""
+    """Whether a right operand needs brackets; a minus after ``*`` or ``/`` does."""
     rank = _PRECEDENCE[operator]
     inner = _PRECEDENCE[right.operator] if right.operator else 3
     same = inner == rank and operator in "-/"

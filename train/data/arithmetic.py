@@ -52,8 +52,8 @@ def arithmetic_questions(
         split: which of the three sets.
 
     Returns:
-        n rows ``{"question": ..., "answer": ...}``, the first n of an infinite sequence;
-        answers may be negative.
+        n rows ``{"question": ..., "answer": ...}``, the first n of an infinite
+        sequence; answers may be negative.
 
     Raises:
         DataError: max_operand is below 9 (too few pairs to hold any out), or n below 0.

@@ -286,8 +286,8 @@ class ArrayRecordRows(Sequence[Row]):
     """Rows of a prepared builder's split, read from disk on access.
 
     Raises:
-        DataError: the builder has no such split; or, on access, its files are missing or
-            damaged.
+        DataError: the builder has no such split; or, on access, its files are missing
+            or damaged.
     """
 
     def __init__(self, builder: tfds.core.DatasetBuilder, split: str) -> None:

@@ -33,7 +33,7 @@ class DataError(ValueError):
 
 
 class RowError(DataError):
-    """A row that the model cannot take; the message has its number in the set, from 1."""
+    """A row that the model cannot take; the message has its number, from 1."""
 
 
 class FileError(DataError):
@@ -81,7 +81,7 @@ def read_bytes(path: str | os.PathLike) -> bytes:
 
 
 def decoded(line: bytes) -> str:
-    """A line's text. Raises DataError, without the line's number, if it is not UTF-8."""
+    """A line's text. Raises DataError, without a line number, if it is not UTF-8."""
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
@@ -109,7 +109,7 @@ def read_rows(
             first one.
 
     Raises:
-        DataError: the file is missing, empty, an incomplete gzip file or without any row;
+        DataError: the file is missing, empty, an incomplete gzip file or without rows;
             or a line is malformed and bad_rows is ``"error"``.
     """
     rows: list[Row] = []

@@ -94,8 +94,8 @@ class MaskedDataset(TokenizedDataset):
 
         Args:
             rows: their indices.
-            places: i64 [B], the place of each in the stream of training rows; the mask is
-                a function of place and seed.
+            places: i64 [B], the place of each in the stream of training rows; the mask
+                is a function of place and seed.
             seed: any non-negative integer.
             lengths: as for `batch`.
         """

@@ -150,8 +150,8 @@ def read_multirc(
         bad_rows: see `read_rows`; a malformed line is a passage with its questions.
 
     Returns:
-        Rows whose answer is the right options, joined by `` | ``; empty if none is right,
-        and in the test split.
+        Rows whose answer is the right options, joined by `` | ``; empty if none is
+        right, and in the test split.
 
     Raises:
         DataError: as `read_rows`; a line is malformed if a field is missing or of

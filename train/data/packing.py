@@ -45,8 +45,8 @@ class PackedDataset:
         """The packed rows [B] as a batch.
 
         Returns:
-            What `rows.batch` returns, and the number of each token's text in its row, from
-            1, with 0 for padding: ``segment_ids`` i32[B, S], and for encoder-decoders
+            What `rows.batch` returns, and the number of each token's text in its row,
+            from 1, with 0 for padding: ``segment_ids`` i32[B, S], and for encoder-decoders
             ``target_segment_ids`` i32[B, T].
         """
         members, counts = self.plan.gather(rows), self.plan.sizes(rows)

@@ -116,8 +116,8 @@ def train_batches(
         closing the iterator ends them.
 
     Raises:
-        DataError: batch_size is not positive, a row is outside the batch, or buckets are
-            given for packed rows.
+        DataError: batch_size is not positive, a row is outside the batch, or buckets
+            are given for packed rows.
     """
     local = _checked(rows, batch_size)
     if start_step < 0 or seed < 0:

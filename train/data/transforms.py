@@ -54,7 +54,7 @@ class Ragged:
         return int(np.diff(self.offsets).max())
 
     def pad(self, rows: np.ndarray, length: int, fill: int) -> tuple:
-        """Rows [B] padded to i32[B, length], and a bool[B, length] mask of real values."""
+        """Rows [B] padded to i32[B, length], and the mask of real values, bool."""
         starts = self.offsets[rows]
         sizes = self.offsets[rows + 1] - starts
         columns = np.arange(length)

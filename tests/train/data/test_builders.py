@@ -49,7 +49,7 @@ def test_a_damaged_array_record_is_named(tmp_path, damage):
     rows = builders.ArrayRecordRows(builder, "train")
     for read in (lambda: rows[0], lambda: rows[:5], lambda: list(rows)):
         with pytest.raises(
-            DataError, match=r"train: .* delete .*ntl_gsm8k.* and start"
+            DataError, match=r"train: .* delete .*ntl_gsm8k.* and restart"
         ):
             read()
 
@@ -75,7 +75,7 @@ def test_a_damaged_archive_is_named_and_leaves_nothing(tmp_path, kind):
     flipped = whole[:9000] + bytes([whole[9000] ^ 1]) + whole[9001:]
     for n, data in enumerate([b"<html>", b"", whole[:9000], whole[:-9], flipped]):
         path = write(tmp_path / f"{n}.archive", data)
-        with pytest.raises(DataError, match=r"\d\.archive: no complete.* delete it"):
+        with pytest.raises(DataError, match=r"\d\.archive: incomplete.* delete it"):
             _extracted(path)
     assert len(list(tmp_path.iterdir())) == 5
     good = _extracted(write(tmp_path / "good.archive", whole))
@@ -92,7 +92,7 @@ def test_damaged_notes_beside_array_records_are_named(tmp_path, damage):
     notes.unlink()
     if damage == "half":
         notes.write_bytes(text[: len(text) // 2])
-    with pytest.raises(DataError, match=r"dataset_info\.json .*delete .*start again"):
+    with pytest.raises(DataError, match=r"dataset_info\.json .*delete .*restart"):
         builder = builders.prepare(
             builders.Gsm8k(raw_dir=str(tmp_path), data_dir=str(tmp_path / "out"))
         )

@@ -48,11 +48,11 @@ MALFORMED = [
     ("jsonl", b'{"question": "q", "answer": "1"} {}', "not valid JSON"),
     ("jsonl", b'["q", "1"]', "a JSON list, not an object; write"),
     ("jsonl", b'{"answer": "1"}', '"question" is missing; write'),
-    ("jsonl", b'{"question": "q", "answer": 1}', '"answer" is no string; write'),
+    ("jsonl", b'{"question": "q", "answer": 1}', '"answer" is not a string; write'),
     (
         "jsonl",
         b'{"question": "q", "answer": "1", "answer": "2"}',
-        'the key "answer" stands twice; keep one',
+        'the key "answer" is repeated; keep one',
     ),
     ("jsonl", b'{"question": "\\ud800", "answer": "1"}', "half of a surrogate pair"),
     ("jsonl", b'{"question": " ", "answer": "1"}', '"question" is empty; write'),
@@ -60,18 +60,22 @@ MALFORMED = [
     ("tsv", b"q\t1\t2", "3 columns instead of 2"),
     ("tsv", b"q\t ", "the answer is empty"),
     ("tsv", b"\t1", "the question is empty"),
-    ("tsv", b"Question\tanswer", "the header again; leave it out"),
+    ("tsv", b"Question\tanswer", "a second header; leave it out"),
     ("rjokes", b"1 q", "no tab; write score, tab, joke"),
-    ("rjokes", b"12\tq", "the score '12' is no whole number from 0 to 11"),
-    ("rjokes", b"-1\tq", "the score '-1' is no whole"),
-    ("rjokes", b"1.0\tq", "the score '1.0' is no whole"),
-    ("rjokes", "\u0663\tq".encode(), "is no whole number"),
-    ("rjokes", b"9" * 5000 + b"\tq", "the score of 5000 characters is no whole"),
-    ("rjokes", b"a joke first\t3", "the score of 12 characters is no whole"),
+    ("rjokes", b"12\tq", "the score '12' is not a whole number from 0 to 11"),
+    ("rjokes", b"-1\tq", "the score '-1' is not a whole"),
+    ("rjokes", b"1.0\tq", "the score '1.0' is not a whole"),
+    ("rjokes", "\u0663\tq".encode(), "is not a whole number"),
+    ("rjokes", b"9" * 5000 + b"\tq", "the score of 5000 characters is not a whole"),
+    ("rjokes", b"a joke first\t3", "the score of 12 characters is not a whole"),
     ("rjokes", b"1\t  ", "no joke after the tab"),
     ("multirc", b'{"question": "q"}', '"passage" is missing; write'),
-    ("multirc", b'{"passage": {"text": 1}}', '"text" is no str'),
-    ("multirc", b'{"passage": {"text": "", "questions": [1]}}', "1 of .* is no object"),
+    ("multirc", b'{"passage": {"text": 1}}', '"text" is not a str'),
+    (
+        "multirc",
+        b'{"passage": {"text": "", "questions": [1]}}',
+        "1 of .* is not an object",
+    ),
     ("multirc", passage(answers=[{"text": "I"}]).encode(), '"label" is missing'),
     (
         "multirc",
@@ -84,7 +88,7 @@ MALFORMED = [
         passage(answers=[{"text": "", "label": 1}]).encode(),
         "is empty; write",
     ),
-    *((name, b"\xff", "byte 0xff is no UTF-8; save") for name in READERS),
+    *((name, b"\xff", "byte 0xff is not UTF-8; save") for name in READERS),
     *((name, b"q\0\t1\0", "a byte of 0, as in UTF-16; save") for name in READERS),
 ]
 
@@ -101,7 +105,7 @@ def test_a_malformed_line_is_named_or_skipped(tmp_path, caplog, name, line, mess
     assert rows == read(write(tmp_path / "good", good)) * 2
     (warning,) = logged(caplog)
     assert "skipped 2 malformed lines and kept 2 rows; the first, line 3" in warning
-    with pytest.raises(DataError, match="no row in it; it needs at least one"):
+    with pytest.raises(DataError, match="no valid row; it needs at least one"):
         read(write(tmp_path / "bad", line), bad_rows="skip")
 
 
@@ -161,7 +165,7 @@ def test_a_header_names_the_columns_of_a_tsv(tmp_path):
 
 def test_files_joined_with_their_headers_are_noticed(tmp_path, caplog):
     one, other = b"question\tanswer\nq\t1\n", b"answer\tquestion\n1\tq\n"
-    with pytest.raises(DataError, match=r"t\.tsv, line 3: the header again"):
+    with pytest.raises(DataError, match=r"t\.tsv, line 3: a second header"):
         read_tsv(write(tmp_path / "t.tsv", one + one))
     assert read_tsv(tmp_path / "t.tsv", bad_rows="skip") == [GOOD] * 2
     assert "skipped 1 malformed lines and kept 2" in logged(caplog)[0]
@@ -253,7 +257,7 @@ def test_mathematics_pairs_that_are_no_text_are_skipped(tmp_path, caplog, bad):
     assert list(rows) == list(read_mathematics(write(tmp_path / "good", PAIRS))) * 2
     (warning,) = logged(caplog)
     assert "skipped 2 malformed lines and kept 4 rows; the first, line 5" in warning
-    with pytest.raises(DataError, match="no row in it"):
+    with pytest.raises(DataError, match="no valid row"):
         read_mathematics(write(path, bad + b"\n1\n"), bad_rows="skip")
 
 

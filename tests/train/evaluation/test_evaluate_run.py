@@ -1,4 +1,4 @@
-"""A finished run evaluated anew: as before, with beams, as the paper counts."""
+"""Evaluating a finished run: as in training, with beams, scored as in the paper."""
 
 import dataclasses
 import json
@@ -11,26 +11,21 @@ import pytest
 from ntl_jax.generate import generate
 from ntl_jax.metrics import numeric_metrics
 from tests.train.helpers import COMPARED as TRAINED
+from tests.train.helpers import SET, answers
 from train.__main__ import main
 from train.checkpointing.rundir import read_train_config
 from train.config import ConfigError
 from train.data.inputs import load_inputs
-from train.evaluation import evaluate_run as reevaluate
+from train.evaluation import evaluate_run
 from train.evaluation.evaluate_run import evaluate
 from train.evaluation.predict import load_run
 
 RUN = "ce-0.3was"
-SET = "interpolation"
 MESH = ["--mesh.data", "-1", "--mesh.fsdp", "1", "--mesh.tensor", "1"]
 
 
 def results(folder):
     return json.loads((folder / "evaluation.json").read_text())
-
-
-def answers(folder):
-    lines = (folder / "predictions.jsonl").read_text().splitlines()
-    return [row["prediction"] for row in map(json.loads, lines) if row["set"] == SET]
 
 
 def test_the_config_of_a_run_is_read_back(compared):
@@ -50,13 +45,13 @@ def test_fields_of_another_version_are_named(compared, tmp_path):
         read_train_config(tmp_path)
 
 
-def test_a_run_evaluated_again_says_what_it_said(compared, tmp_path, capsys):
-    arguments = ["--sets", SET, "--out", str(tmp_path / "again"), *MESH]
+def test_evaluating_a_run_repeats_its_results(compared, tmp_path, capsys):
+    arguments = ["--sets", SET, "--out", str(tmp_path / "out"), *MESH]
     assert main(["evaluate", str(compared / RUN), *arguments]) == 0
     assert "always the median" in capsys.readouterr().out
-    old, new = results(compared / RUN), results(tmp_path / "again")
+    old, new = results(compared / RUN), results(tmp_path / "out")
     assert list(new) == [SET] and list(old) != [SET]
-    assert answers(tmp_path / "again") == answers(compared / RUN)
+    assert answers(tmp_path / "out") == answers(compared / RUN)
     metrics = [result[SET]["metrics"] for result in (old, new)]
     chex.assert_trees_all_close(*metrics, rtol=1e-5)
 
@@ -69,11 +64,11 @@ def test_a_run_trained_by_kernels_is_evaluated_here(
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "checkpoints").symlink_to(compared / RUN / "checkpoints")
     seen = []
-    monkeypatch.setattr(reevaluate, "_evaluate", lambda *given: seen.append(given[1]))
-    monkeypatch.setattr(reevaluate, "report", lambda *given: "")
+    monkeypatch.setattr(evaluate_run, "_evaluate", lambda *given: seen.append(given[1]))
+    monkeypatch.setattr(evaluate_run, "report", lambda *given: "")
     # The command line logs to a stream of its own.
-    monkeypatch.setattr(reevaluate.logger, "propagate", True)
-    monkeypatch.setattr(reevaluate.logger, "handlers", [])
+    monkeypatch.setattr(evaluate_run.logger, "propagate", True)
+    monkeypatch.setattr(evaluate_run.logger, "handlers", [])
     caplog.set_level("INFO", logger="train")
     evaluate(tmp_path, MESH)
     assert seen[0].model == dataclasses.replace(TRAINED.model, attention="xla")

@@ -151,7 +151,7 @@ def test_a_run_with_itself_differs_in_nothing():
     assert compared["unparsable_rate"].difference == pytest.approx(-2 / 6)
     words = [row | {"answer": "yes"} for row in rows]
     assert paired_comparisons(words, words) == {}
-    with pytest.raises(ValueError, match="not to the same questions"):
+    with pytest.raises(ValueError, match="different questions"):
         paired_comparisons(rows, words)
 
 
@@ -246,7 +246,7 @@ def test_unfinished_runs_and_other_sets_are_refused(compared, tmp_path):
             report(runs, tmp_path)
     lines = (compared / "ce" / "predictions.jsonl").read_text().splitlines()
     (tmp_path / "predictions.jsonl").write_text("\n".join(lines[1:]) + "\n")
-    with pytest.raises(ConfigError, match="not to the same questions"):
+    with pytest.raises(ConfigError, match="different questions"):
         report(runs, tmp_path)
 
 
@@ -272,9 +272,13 @@ def test_damaged_files_are_named_with_the_remedy(compared, tmp_path):
         (names[0], evaluation[:99] + b"\xff" + evaluation[100:], "is damaged .*utf-8"),
         (names[0], b"[1]", "holds no JSON object"),
         (names[1], answers + line[:40], rf"line {answers.count(10) + 1} is damaged"),
-        (names[1], answers + b"{}\n", "no object with the texts set, question"),
-        (names[1], line.replace(b'"set": ', b'"set": [], "a": '), "line 1 .*no object"),
-        (names[1], line.replace(b'"answer": ', b'"answer": 7, "a": '), "no object"),
+        (names[1], answers + b"{}\n", "not an object with the texts set, question"),
+        (
+            names[1],
+            line.replace(b'"set": ', b'"set": [], "a": '),
+            "line 1 .*not an object",
+        ),
+        (names[1], line.replace(b'"answer": ', b'"answer": 7, "a": '), "not an object"),
         (names[1], line.replace(SETS[0].encode(), b"more"), "line 1 .*'more'"),
     ]
     for name, content, message in cases:
@@ -310,9 +314,9 @@ def test_json_of_another_kind_is_named_with_the_remedy(change, evaluations, tmp_
     path.write_text(json.dumps({"interpolation": result}))
     with pytest.raises(ConfigError) as caught:
         read_evaluation(tmp_path)
-    said = str(caught.value)
-    assert said.startswith(f"{path} holds no results of the set 'interpolation': ")
-    assert "evaluate the run again" in said
+    message = str(caught.value)
+    assert message.startswith(f"{path} holds no results of the set 'interpolation': ")
+    assert "evaluate the run with" in message
 
 
 def test_a_run_in_the_place_of_the_folder_is_refused(compared, capsys):
