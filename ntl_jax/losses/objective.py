@@ -35,16 +35,16 @@ class Objective(Coefficients):
     So are the parameters of the losses; the options are static.
 
     Cross-entropy and its Gaussian form are averaged over the labels that are not
-    ignored, the number losses over what they look at: labels that are numbers (as
-    ntloss and the paper's algorithm do), whole numbers, scores or rows, all weighted.
+    ignored, the number losses over what they apply to: number labels (as in ntloss and
+    the paper's algorithm), whole numbers, scores or rows, all weighted.
 
     A frozen dataclass that inherits from it may add losses of its own, each a field
     ``name: float | None = term(...)``; see `ntl_jax.losses.terms.term`.
 
     Raises:
-        ValueError: for no loss at all, an option out of its range, a coefficient that
-            is a number below 0 or not finite, or a squash beside a distance. An array
-            is not read: it may be traced.
+        ValueError: without any loss, for an option out of its range, a coefficient
+            that is a number below 0 or not finite, or both a squash and a distance.
+            Arrays are not checked: they may be traced.
 
     >>> digits = {str(i): i for i in range(10)} | {"a": 10}
     >>> vocab = NumberVocab.from_mapping(digits, vocab_size=11)
@@ -74,35 +74,35 @@ class Objective(Coefficients):
     huber_delta: float | Float32[Array, ""] = dataclasses.field(
         default=1.0, metadata=_LEAF
     )
-    """Where NTL-Huber turns from square to straight [number value]."""
+    """Where NTL-Huber turns from quadratic to linear [number value]."""
     tau: float | Float32[Array, ""] = dataclasses.field(default=1.0, metadata=_LEAF)
     """Temperature of DIST2Loss."""
     place_base: float | Float32[Array, ""] | None = dataclasses.field(
         default=None, metadata=_LEAF
     )
-    """Weighs digits by base^(digits to the right), in the losses on single tokens."""
+    """Weighs digits by base^(digits to the right), in the losses over tokens."""
     reweigh: bool = False
-    """Charge NTL-WAS, its CDF form and NTL on the expected value for probability that
-    is not on numbers."""
+    """Penalise probability off the number tokens: NTL-WAS, its CDF form and NTL on the
+    expected value."""
     support: Support = "numbers"
     """The softmax of the number losses: over the numbers, or over all tokens."""
     denominator: Literal["numbers", "all"] = "numbers"
-    """What a number loss is averaged over: what it looks at, or all labels (the paper's
-    1/N)."""
+    """What a number loss is averaged over: what it applies to, or all labels (the
+    paper's 1/N)."""
     cdf_target: Literal["label", "gaussian"] = "label"
     """What ``cdf`` is the distance to: the label, or the soft target of ``gce``."""
     log_space: bool = False
     """``number_level``: compare logarithms."""
     ntil_digits: Literal["straight_through", "expected"] = "straight_through"
-    """``ntil``: numbers from the likeliest digits, as released, or the expected."""
+    """``ntil``: numbers from the most likely digits, as released, or the expected."""
     ce_on_score: bool = False
-    """Cross-entropy trains the score of ``raft`` too."""
+    """Cross-entropy trains the score of ``raft`` as well."""
     label_smoothing: float = 0.0
     """Of the cross-entropy, over the real vocabulary."""
     z_loss: float = 0.0
     """Adds z_loss * lse^2 to the cross-entropy."""
     ignore_index: int = -100
-    """The label that counts nothing."""
+    """The label of ignored positions."""
 
     def __post_init__(self) -> None:
         if self.denominator not in ("numbers", "all"):
@@ -118,7 +118,7 @@ class Objective(Coefficients):
                 f"cdf_target must be 'label' or 'gaussian', not {self.cdf_target!r}."
             )
         if self.squash is not None and self.distance is not None:
-            raise ValueError("give was a squash or a distance, not both.")
+            raise ValueError("give was either squash or distance, not both.")
         for name in self.names:
             value = getattr(self, name)
             if isinstance(value, _NUMBERS) and not 0 <= value < math.inf:
@@ -168,8 +168,8 @@ class Objective(Coefficients):
             and micro-batches before `total` divides.
 
         Raises:
-            TypeError, ValueError: for what is no NumberStats, NumberVocab or segments
-                of these labels; and as the losses that are present do.
+            TypeError, ValueError: if stats, vocab or segment_ids are of another type or
+                do not fit the labels; and as the present losses do.
         """
         check_stats(stats, jnp.shape(labels))
         check_vocab(vocab)
@@ -193,7 +193,7 @@ class Objective(Coefficients):
         weights: Float[Array, "*B"] | Bool[Array, "*B"] | None = None,
         segment_ids: Int[Array, "*B"] | None = None,
     ) -> dict[str, Float32[Array, ""]]:
-        """What each loss is divided by, which labels and weights alone decide.
+        """What each loss is divided by, from labels and weights alone.
 
         Args:
             labels: token ids [*B].
@@ -220,22 +220,22 @@ class Objective(Coefficients):
         """The objective itself: sum_i c_i sum_i / count_i.
 
         Args:
-            terms: what the call returned, possibly of one micro-batch.
-            counts: the counts of the whole step, where ``terms`` are of a part of it:
-                the totals of the parts then add up to that of the whole.
+            terms: the result of a call, possibly for one micro-batch.
+            counts: the counts of the whole step if ``terms`` are of a part of it: the
+                totals of the parts then add up to that of the whole.
 
         Returns:
             A float32 scalar; a loss whose count is 0 adds 0.
 
         Raises:
             ValueError: for a loss without a term or count, and for a coefficient that
-                is no scalar.
+                is not a scalar.
         """
-        for given in (terms, terms if counts is None else counts):
-            missing = [name for name in self.names if name not in given]
+        for sums in (terms, terms if counts is None else counts):
+            missing = [name for name in self.names if name not in sums]
             if missing:
                 raise ValueError(
-                    f"{', '.join(missing)} missing among {', '.join(given) or 'none'}: "
+                    f"{', '.join(missing)} missing among {', '.join(sums) or 'none'}: "
                     "terms and counts must come from this objective, or one with the "
                     "same losses."
                 )
@@ -248,7 +248,7 @@ class Objective(Coefficients):
         return total
 
     def _denominator_of(self, name: str, term: LossTerm) -> str:
-        """Names the weights that a loss is averaged over; many share theirs."""
+        """Names the weights that a loss is averaged over; several losses share them."""
         if term.over == "labels":
             return "labels of cross-entropy"
         if self.denominator == "all":
@@ -277,7 +277,7 @@ class Objective(Coefficients):
         return any(term.over == over for term in self._present.values())
 
     def _by_place(self, labels, vocab, weights, segment_ids):
-        """The weights of digits, larger the more digits follow."""
+        """The weights of digits, which grow with the number of digits that follow."""
         if self.place_base is None or not self._any_over("tokens"):
             return weights
         by_place = digit_weights(

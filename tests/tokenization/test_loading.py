@@ -1,4 +1,4 @@
-"""Tokenizers by name: what cannot be had is told in a line, and at once."""
+"""Tokenizers by name; failures are reported at once, in one line."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The fields of a run that say what its loss is; `--loss.field` each."""
+"""The fields of a run that define its loss, each a flag `--loss.field`."""
 
 import dataclasses
 from typing import Annotated, Literal
@@ -26,7 +26,7 @@ class LossConfig(Coefficients):
     tau: Annotated[float, POSITIVE] = 1.0
     """dist2: temperature [squared number value]."""
     ntil_digits: Literal["straight_through", "expected"] = "straight_through"
-    """ntil: numbers from the likeliest digits, as released, or the expected."""
+    """ntil: numbers from the most likely digits, as released, or the expected."""
     ce_on_score: bool = False
     """raft: cross entropy trains the score too."""
     place_base: Annotated[float | None, POSITIVE] = None

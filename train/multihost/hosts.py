@@ -219,7 +219,9 @@ def assert_all_hosts(
     bad = np.flatnonzero(~flags.reshape(-1).astype(bool))
     if bad.size:
         where = ", ".join(map(str, bad))
-        raise kind(message if not good else f"on host {where} this failed: see there.")
+        raise kind(
+            message if not good else f"this failed on host {where}: see its log."
+        )
 
 
 def local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:

@@ -42,7 +42,7 @@ def test_places_and_signs_of_zero_count():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int32", "uint8", "bool"])
-def test_dtypes_are_told_apart(dtype):
+def test_dtypes_differ(dtype):
     ones = jnp.ones((8, 6), dtype)
     changed = ones.at[3, 2].set(jnp.zeros((), dtype))
     assert digest(ones).startswith(f"{dtype}[8,6] ")

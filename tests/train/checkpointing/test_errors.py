@@ -42,7 +42,7 @@ def small_files(most: int):
 
 
 def check_until(checkpointer: Checkpointer) -> None:
-    """What a loop does: a step, a look, and so on."""
+    """Polls, as the loop does after each step."""
     while checkpointer._pending is not None:
         checkpointer.check()
 

@@ -26,10 +26,10 @@ from tests.train.runs import (
 )
 def test_stopped_and_resumed_equals_left_alone(number, status, left_alone, tmp_path):
     """Killed, it also recompiles its programs, which must give the same bits."""
-    run_dir, anew = tmp_path / "stopped", number == signal.SIGKILL
-    assert stop_midway(run_dir, number, anew=anew) == [status]
+    run_dir, recompile = tmp_path / "stopped", number == signal.SIGKILL
+    assert stop_midway(run_dir, number, recompile=recompile) == [status]
     assert 0 < saved(run_dir)[0] < STEPS
-    train(run_dir, "--resume", anew=anew)
+    train(run_dir, "--resume", recompile=recompile)
     assert_same_run(run_dir, left_alone)
 
 
