@@ -46,8 +46,8 @@ class PackedDataset:
 
         Returns:
             What `rows.batch` returns, and the number of each token's text in its row,
-            from 1, with 0 for padding: ``segment_ids`` i32[B, S], and for encoder-decoders
-            ``target_segment_ids`` i32[B, T].
+            from 1, with 0 for padding: ``segment_ids`` i32[B, S], and for
+            encoder-decoders ``target_segment_ids`` i32[B, T].
         """
         members, counts = self.plan.gather(rows), self.plan.sizes(rows)
         causal = isinstance(self.rows, CausalDataset)
