@@ -66,10 +66,11 @@ def check_ranges(config: Any, prefix: str = "--") -> None:
     """
     hints = typing.get_type_hints(type(config), include_extras=True)
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
+        value: Any = getattr(config, field.name)
         flag = prefix + field.name.replace("_", "-")
         if dataclasses.is_dataclass(value):
             check_ranges(value, f"{flag}.")
+            continue
         for allowed in getattr(hints[field.name], "__metadata__", ()):
             if isinstance(allowed, Range):
                 check_range(flag, value, allowed)

@@ -281,8 +281,7 @@ def _float(number: Exact) -> float:
 
 
 def _ragged(parts: Sequence[np.ndarray]) -> Ragged:
-    ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
-    return Ragged(np.concatenate(parts), np.concatenate([[0], ends]))
+    return Ragged.from_sizes(np.concatenate(parts), [len(part) for part in parts])
 
 
 def _stacked(rows: Sequence[MaskedRow]) -> MaskedBatch:

@@ -33,6 +33,12 @@ class Ragged:
     values: np.ndarray
     offsets: np.ndarray
 
+    @classmethod
+    def from_sizes(cls, values: np.ndarray, sizes: Sequence[int]) -> "Ragged":
+        """Concatenated values, and the length of each row."""
+        ends = np.cumsum(sizes, dtype=np.int64)
+        return cls(values, np.concatenate([[0], ends]))
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -308,8 +314,7 @@ class _Column:
         self._lengths.extend(map(len, encoded))
 
     def ragged(self) -> Ragged:
-        ends = np.cumsum(self._lengths, dtype=np.int64)
-        return Ragged(np.concatenate(self._values), np.concatenate([[0], ends]))
+        return Ragged.from_sizes(np.concatenate(self._values), self._lengths)
 
 
 def _check_ids(name: str, ragged: Ragged, vocab_size: int) -> None:

@@ -119,9 +119,9 @@ def _changed(config: TrainConfig, options: Evaluation) -> TrainConfig:
             f"{config.data.name}: leave it out."
         )
     changes = {
-        name: getattr(asked, name)
+        name: getattr(options, name)
         for name in ("eval_size", "eval_file", "raw_dir")
-        if getattr(asked, name) is not None
+        if getattr(options, name) is not None
     }
     # The batch size of training need not fit this mesh.
     sizes = mesh_shape(options.mesh, jax.device_count())

@@ -128,9 +128,9 @@ def answer_tables(
     Returns:
         ``intervals`` (95%, over questions), ``baselines`` (always the mean, the median
         or the mode of the answers), ``error_rates`` by kind of label,
-        ``digit_accuracy`` by place, ``error_histograms`` by last digit, and ``cells`` by operand lengths
-        (None unless all questions have two operands); empty if no answer holds a
-        number.
+        ``digit_accuracy`` by place, ``error_histograms`` by last digit, and ``cells``
+        by operand lengths (empty unless all questions have two operands); empty if no
+        answer holds a number.
     """
     kept = numbered(rows, paper_compat=paper_compat)
     if not kept:

@@ -168,8 +168,8 @@ def test_the_devices_here():
     assert step_times(report) == {} and "GiB" in render(report)
 
 
-@pytest.mark.parametrize(("gib", "said"), [(50, False), (70, True), (90, False)])
-def test_a_gpu_is_used_whole_where_that_is_needed(gib, said):
+@pytest.mark.parametrize(("gib", "shown"), [(50, False), (70, True), (90, False)])
+def test_a_gpu_is_used_whole_where_that_is_needed(gib, shown):
     report = AotReport(
         device="1 x NVIDIA H100 80GB HBM3",
         mesh={"data": 1},
@@ -183,7 +183,7 @@ def test_a_gpu_is_used_whole_where_that_is_needed(gib, said):
         seconds=1.0,
         chip=None,
     )
-    assert ("XLA_PYTHON_CLIENT_MEM_FRACTION" in render(report)) == said
+    assert ("XLA_PYTHON_CLIENT_MEM_FRACTION" in render(report)) == shown
 
 
 def test_a_mesh_that_does_not_fit():
@@ -203,9 +203,9 @@ def test_the_batch_of_evaluations_need_not_fit():
 def test_a_preset_that_answers_with_a_number_is_refused(head, capsys):
     flags = ["--topology", "local", "--head", head]
     assert main(["aot", "three-digit-numformer", *flags]) == 1
-    told = capsys.readouterr().err
-    assert "error: this preset's model answers with a number" in told
-    assert "--head" not in told
+    message = capsys.readouterr().err
+    assert "error: this preset's model answers with a number" in message
+    assert "--head" not in message
 
 
 @pytest.mark.parametrize("head", ["numformer", "regression"])

@@ -56,8 +56,8 @@ def test_slices_that_are_flat_have_two_sides(topology):
     ],
 )
 def test_slices_that_no_tpu_has(topology, remedy):
-    said = f"--topology {topology}: there is no such slice .*{remedy}"
-    with pytest.raises(ConfigError, match=said):
+    expected = f"--topology {topology}: there is no such slice .*{remedy}"
+    with pytest.raises(ConfigError, match=expected):
         find_devices(topology)
 
 

@@ -38,14 +38,14 @@ def test_a_resumed_run_compiles_the_step_once(compiled, tmp_path, caplog, monkey
     loop.run(config, tmp_path)
     loop.run(changed(config, steps=6, resume=True), tmp_path)
     assert [step._cache_size() for step in compiled] == [1, 1]
-    said = [text for text in caplog.messages if text.startswith("compiled the step")]
-    assert len(said) == 2 and "for 8 x " in said[0]
+    messages = [text for text in caplog.messages if text.startswith("compiled the step")]
+    assert len(messages) == 2 and "for 8 x " in messages[0]
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 2), (1, 4, 2)], ids=str)
 @pytest.mark.parametrize("family", MODELS)
 def test_no_program_for_gpus_holds_an_address(family, shape, monkeypatch):
-    # It would be another one at every start, and none be found again. On one device JAX
+    # It would differ in every run, so no program would be found in the cache. On one device JAX
     # leaves them out itself.
     for module in (column_passes, attention_choice):
         monkeypatch.setattr(module, "traced_platform", lambda: "gpu")
@@ -73,6 +73,6 @@ def test_programs_are_kept_between_runs(tmp_path, monkeypatch):
     kept = sorted(path.name for path in cache.iterdir() if path.name.endswith("cache"))
     assert any("train_step" in name for name in kept), kept
     train(tmp_path / "second", *flags, recompile=True)
-    again = sorted(path.name for path in cache.iterdir() if path.name.endswith("cache"))
-    assert again == kept  # nothing was compiled anew
+    after = sorted(path.name for path in cache.iterdir() if path.name.endswith("cache"))
+    assert after == kept  # nothing was recompiled
     assert jax.config.jax_compilation_cache_dir is None  # of this process

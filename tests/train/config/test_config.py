@@ -124,8 +124,10 @@ def test_a_program_that_cannot_run_is_refused_before_anything_is_written(
 ):
     flags = ["--model.attention", "cudnn", "--run-dir", str(tmp_path / "run")]
     assert main(["quickstart", "--evaluation.batch-size", "8", *flags]) == 1
-    told = capsys.readouterr().err.splitlines()
-    assert told[-1].startswith("error: --model.attention='cudnn' runs on NVIDIA GPUs")
+    message = capsys.readouterr().err.splitlines()
+    assert message[-1].startswith(
+        "error: --model.attention='cudnn' runs on NVIDIA GPUs"
+    )
     assert not (tmp_path / "run").exists()
 
 

@@ -54,7 +54,7 @@ def root(data_dir):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A folder laid out as the release, 2,000 rows a training file, 20 a test file."""
+    """A folder like the release's, 2,000 rows a training file, 20 a test file."""
     folder = tmp_path_factory.mktemp("small")
     for split in FOLDERS:
         (folder / split).mkdir()

@@ -141,8 +141,8 @@ def test_processes_share_one_global_batch(packed, processes):
 
 def test_seeds_name_different_plans_and_orders():
     rows = dataset(some_sizes(4000))
-    one, again, other = (pack(rows, seed=seed) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(one.plan.values, again.plan.values)
+    one, repeated, other = (pack(rows, seed=seed) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one.plan.values, repeated.plan.values)
     groups = [
         {frozenset(p.plan[row].tolist()) for row in range(len(p))} for p in (one, other)
     ]
@@ -154,7 +154,7 @@ def test_seeds_name_different_plans_and_orders():
         assert_equal(first, second)
 
 
-def test_the_plan_is_fixed_for_ever():
+def test_the_plan_is_fixed_forever():
     """A resumed run may meet a newer NumPy: the plan must not have changed."""
     sizes = [(9, 5), (4, 7), (8, 2), (3, 3), (1, 6), (9, 8), (2, 2), (4, 1), (9, 5)]
     plan = pack(dataset(sizes), seed=0).plan

@@ -147,7 +147,7 @@ def test_seeds_name_different_orders_and_do_not_overlap():
 
 
 @pytest.mark.parametrize("n", [4096, 4097])
-def test_few_rows_and_many_are_permuted_anew_every_epoch(n):
+def test_few_rows_and_many_are_permuted_differently_every_epoch(n):
     first, second = np.split(shuffled_rows(np.arange(2 * n), n, seed=3), 2)
     for order in (first, second):
         np.testing.assert_array_equal(np.sort(order), np.arange(n))
@@ -160,7 +160,7 @@ def test_shuffling_leaves_no_trace_of_the_order():
     assert abs(np.corrcoef(rows[1:], rows[:-1])[0, 1]) < 0.05
 
 
-def test_the_order_is_fixed_for_ever():
+def test_the_order_is_fixed_forever():
     """A resumed run may meet a newer grain or NumPy: neither may have changed."""
     rows = shuffled_rows(np.arange(12), 10, seed=0)
     assert rows.tolist() == [4, 6, 2, 7, 3, 5, 9, 0, 8, 1, 9, 1]

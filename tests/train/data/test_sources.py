@@ -1,4 +1,4 @@
-"""Reading and generating rows: contents, and what is said of broken files."""
+"""Reading and generating rows: contents, and messages about broken files."""
 
 import gzip
 import re
@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from train.data.arithmetic import arithmetic_questions
-from train.data.files import DataError, read_jsonl
+from train.data.files import DataError
 from train.data.mathematics import read_mathematics
-from train.data.official import read_gsm8k
 from train.data.rows import ComputedRows, JoinedRows, LineRows, PickedRows, spread
 
 
@@ -58,7 +57,7 @@ def test_held_out_share_is_a_tenth_and_operands_are_uniform():
     assert counts.min() > 0.8 * counts.mean()
 
 
-def test_generation_is_fixed_for_ever_and_prefixes_agree():
+def test_generation_is_fixed_forever_and_prefixes_agree():
     rows = arithmetic_questions(5000, seed=0, max_operand=99)
     assert rows[:3] == [
         {"question": "Calculate 85 - 63.", "answer": "22"},
@@ -94,49 +93,6 @@ def test_mathematics_lines(tmp_path, name, data):
     ]
 
 
-@pytest.mark.parametrize("name", ["r.jsonl", "r.jsonl.gz"])
-def test_jsonl(tmp_path, name):
-    data = b'\xef\xbb\xbf{"question": "a\\n1", "answer": "1", "id": 3}\n\n'
-    rows = read_jsonl(write(tmp_path / name, data))
-    assert rows == [{"question": "a\n1", "answer": "1"}]
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", r"r\.jsonl: the file is empty"),
-        (b" \n\n", r"r\.jsonl: the file is empty"),
-        (b'{"question": "1", "answer": "1"}\n{"question"', "line 2: not valid JSON"),
-        (b'\n["1", "2"]\n', "line 2: a JSON list, not an object; write"),
-        (b'{"question": "1"}', 'line 1: "answer" is missing; write'),
-        (b'{"answer": "1"}', 'line 1: "question" is missing; write'),
-        (b'{"question": "1", "answer": 1}', 'line 1: "answer" is no string; write'),
-        (
-            b'{"question": "1", "answer": "1"}\n\xff',
-            "line 2: byte 0xff is no UTF-8; save",
-        ),
-    ],
-)
-def test_broken_jsonl_is_one_clear_line(tmp_path, data, message):
-    with pytest.raises(DataError, match=message) as error:
-        read_jsonl(write(tmp_path / "r.jsonl", data))
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", r"m\.txt: the file is empty; it needs"),
-        (b"1+1\n2\n3+3\n", "3 lines, an odd number: a question has no answer"),
-        (b"1+1\n2\n3+3", "3 lines, an odd number"),
-        (b"1+1\n2\n\xe9\n4\n", "line 3: byte 0xe9 is no UTF-8"),
-    ],
-)
-def test_broken_mathematics_is_one_clear_line(tmp_path, data, message):
-    with pytest.raises(DataError, match=message):
-        read_mathematics(write(tmp_path / "m.txt", data))
-
-
 def test_missing_and_damaged_files(tmp_path):
     with pytest.raises(DataError, match=r"no\.txt: no such file; check"):
         read_mathematics(tmp_path / "no.txt")
@@ -146,19 +102,8 @@ def test_missing_and_damaged_files(tmp_path):
     for data in (b"plain text", whole[:-12], whole[:15] + b"\0\0\0" + whole[18:]):
         broken = tmp_path / "m.txt.gz"
         broken.write_bytes(data)
-        with pytest.raises(DataError, match="no complete gzip file"):
+        with pytest.raises(DataError, match="incomplete gzip file"):
             read_mathematics(broken)
-
-
-def test_gsm8k_is_cleaned(data_dir):
-    rows = read_gsm8k(data_dir / "gsm8k" / "test.jsonl")
-    assert len(rows) == 1319
-    text = "".join(row["answer"] + row["question"] for row in rows)
-    assert "<<" not in text and ">>" not in text
-    assert not re.search(r"\d,\d{3}\b", text)
-    assert rows[0]["answer"].startswith("Janet sells 16 - 3 - 4 = 9 duck eggs a day.")
-    assert rows[2]["question"].startswith("Josh decides to try flipping a house.")
-    assert "$80000" in rows[2]["question"]
 
 
 def test_line_rows_behave_like_a_list(data_dir):

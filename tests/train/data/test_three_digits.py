@@ -67,8 +67,10 @@ def test_splits_by_config():
         "validation": 9,
         "test": 9,
     }
-    first, again, other = (three_digit_pairs(seed=seed)["test"] for seed in (0, 0, 1))
-    assert (first == again).all() and (first != other).any()
+    first, repeated, other = (
+        three_digit_pairs(seed=seed)["test"] for seed in (0, 0, 1)
+    )
+    assert (first == repeated).all() and (first != other).any()
     with pytest.raises(DataError, match=r"--data\.paper-form is for gsm8k, mul"):
         load_splits(DataConfig(name="arithmetic", paper_form=True))
     with pytest.raises(DataError, match=r"size is 780001, but three_digits has"):

@@ -1,4 +1,4 @@
-"""Token ids that are kept on disk are those that would be made anew."""
+"""Token ids that are kept on disk are those that would be recomputed."""
 
 import logging
 import pathlib
@@ -18,8 +18,8 @@ ROWS = [
 ]
 
 
-class Deaf:
-    """A tokenizer that makes no ids any more."""
+class NoIds:
+    """A tokenizer that fails to encode batches."""
 
     def __init__(self, base) -> None:
         self._base = base
@@ -28,10 +28,10 @@ class Deaf:
         return getattr(self._base, name)
 
     def encode_batch(self, texts):
-        raise AssertionError("tokenised again")
+        raise AssertionError("tokenised twice")
 
 
-Deaf.__qualname__ = "HuggingFaceTokenizer"
+NoIds.__qualname__ = "HuggingFaceTokenizer"
 
 
 @pytest.fixture(autouse=True)
@@ -76,8 +76,8 @@ def assert_same(one: TokenizedDataset, other: TokenizedDataset) -> None:
 def test_made_once(tmp_path, separator):
     plain = made(None, separator=separator)
     assert_same(plain, made(tmp_path, separator=separator))
-    again = made(tmp_path, separator=separator, tokenizer=Deaf(builtin_tokenizer()))
-    assert_same(plain, again)
+    cached = made(tmp_path, separator=separator, tokenizer=NoIds(builtin_tokenizer()))
+    assert_same(plain, cached)
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -113,7 +113,7 @@ def test_damaged_ids_are_made_anew(tmp_path, caplog, damage):
         file.unlink()
     assert_same(made(None), made(tmp_path))
     assert "is damaged" in caplog.text
-    assert_same(made(None), made(tmp_path, tokenizer=Deaf(builtin_tokenizer())))
+    assert_same(made(None), made(tmp_path, tokenizer=NoIds(builtin_tokenizer())))
 
 
 def test_a_folder_that_cannot_be_one_is_named(tmp_path):

@@ -115,7 +115,7 @@ def test_numbers_may_be_chosen_by_their_distribution(compared, tmp_path):
     evaluate(compared / RUN, [*arguments, "--sets", SET, "--eval-size", "16", *MESH])
     found = answers(tmp_path / "mean")
     assert found == answers_of_generate(compared / RUN, numbers="expected")
-    assert found != answers(compared / RUN)[:16], "the means are the likeliest"
+    assert found != answers(compared / RUN)[:16], "the means are the most likely"
 
 
 def test_the_paper_counts_otherwise(searched):
