@@ -8,7 +8,7 @@ from train.config.ranges import FRACTION, NOT_NEGATIVE, SIZE, Range
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Which questions to train and evaluate on."""
+    """The questions to train and evaluate on."""
 
     name: Literal[
         "arithmetic",

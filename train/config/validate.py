@@ -1,4 +1,4 @@
-"""What the fields of a run must be, alone and together."""
+"""Checks of the fields of a run, alone and together."""
 
 import dataclasses
 
@@ -29,8 +29,8 @@ def validate(
 
     Args:
         config: of a run.
-        num_devices: that it has.
-        platform: of these devices: "cpu", "gpu" or "tpu"; None: of those here.
+        num_devices: of the machine.
+        platform: of these devices: "cpu", "gpu" or "tpu"; None: of the current ones.
 
     Raises:
         ConfigError: names the flags, and what to do.
@@ -75,11 +75,11 @@ def validate(
 
 
 def validate_data(config: TrainConfig) -> None:
-    """The part of `validate` that asks neither for a machine nor for a whole run.
+    """The part of `validate` that needs neither a machine nor a whole run.
 
     Raises:
-        ConfigError: a number is out of its range, or the head, packing and buckets do
-            not go together.
+        ConfigError: a number is out of its range, or the head, packing and buckets
+            contradict each other.
     """
     check(
         config.name not in ("", ".", "..") and not set(config.name) & set("/\\"),
@@ -96,7 +96,7 @@ def validate_data(config: TrainConfig) -> None:
 
 
 def _check_token_ids(config: TrainConfig) -> None:
-    """Of a T5, which embeds these; elsewhere the tokenizer's ids are taken."""
+    """T5 embeds these; other models use the tokenizer's ids."""
     model = config.model
     if not isinstance(model, T5Config):
         return
@@ -121,8 +121,8 @@ def _check_packing(config: TrainConfig) -> None:
     by_row = [name for name in PER_ROW_TERMS if getattr(config.loss, name) is not None]
     check(
         not config.data.packing or not by_row,
-        f"--loss.{' and --loss.'.join(by_row)} looks at rows as whole answers, "
-        "which packed rows are not: leave out --data.packing.",
+        f"--loss.{' and --loss.'.join(by_row)} has one value per answer, "
+        "and packed rows hold several: leave out --data.packing.",
     )
 
 
@@ -163,7 +163,7 @@ def _check_head(config: TrainConfig) -> None:
 
 
 def _check_no_other_loss(loss: LossConfig) -> None:
-    """A Numformer's loss is cross entropy and squared error, and nothing else."""
+    """A Numformer's loss is only cross entropy and squared error."""
     for field in dataclasses.fields(LossConfig):
         value = getattr(loss, field.name)
         flag = f"--loss.{field.name.replace('_', '-')}"
@@ -197,7 +197,7 @@ def _check_mesh(config: TrainConfig, num_devices: int) -> None:
 
 
 def check_attention(model: AnyConfig, platform: str | None = None) -> None:
-    """Raises ConfigError where a model's attention cannot be computed as it says."""
+    """Raises ConfigError if a model's attention cannot run with its fields."""
     if isinstance(model, GPT2Config):
         width, dropout = model.n_embd // model.n_head, model.attn_pdrop
     elif isinstance(model, GraniteConfig):

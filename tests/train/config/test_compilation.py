@@ -38,15 +38,15 @@ def test_a_resumed_run_compiles_the_step_once(compiled, tmp_path, caplog, monkey
     loop.run(config, tmp_path)
     loop.run(changed(config, steps=6, resume=True), tmp_path)
     assert [step._cache_size() for step in compiled] == [1, 1]
-    messages = [text for text in caplog.messages if text.startswith("compiled the step")]
-    assert len(messages) == 2 and "for 8 x " in messages[0]
+    logged = [text for text in caplog.messages if text.startswith("compiled the step")]
+    assert len(logged) == 2 and "for 8 x " in logged[0]
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 2), (1, 4, 2)], ids=str)
 @pytest.mark.parametrize("family", MODELS)
 def test_no_program_for_gpus_holds_an_address(family, shape, monkeypatch):
-    # It would differ in every run, so no program would be found in the cache. On one device JAX
-    # leaves them out itself.
+    # It would differ in every run, so the cache would find no program. On one device
+    # JAX omits them itself.
     for module in (column_passes, attention_choice):
         monkeypatch.setattr(module, "traced_platform", lambda: "gpu")
     wide = {"t5": {"d_kv": 16}, "gpt2": {"n_embd": 128}}
