@@ -233,7 +233,7 @@ def test_wrong_sizes_are_refused_at_the_call():
     with pytest.raises(DataError, match="batch_size must be positive, got 0"):
         eval_batches(dataset, batch_size=0)
     for rows, named in (([1, 6], r"\[6\]"), ([], "none")):
-        with pytest.raises(DataError, match=rf"must lie in 0\.\.5, got {named}"):
+        with pytest.raises(DataError, match=rf"must be in 0\.\.5, got {named}"):
             train_batches(dataset, batch_size=6, seed=0, rows=np.asarray(rows))
     with pytest.raises(DataError, match="must not be negative, got -1 and 0"):
         train_batches(dataset, batch_size=2, seed=0, start_step=-1)
