@@ -7,6 +7,7 @@ import re
 from fractions import Fraction
 
 import numpy as np
+import pytest
 
 from train.data import TokenizedDataset, train_batches
 from train.data.transforms import Ragged
@@ -70,6 +71,19 @@ def assert_equal(first, second):
         assert a.keys() == b.keys()
         for key in a:
             np.testing.assert_array_equal(a[key], b[key])
+
+
+def assert_resumes(dataset, start: int, batch_size: int, **options) -> list:
+    """From a step on, the batches are those of the whole stream, which it returns."""
+    options = options | {"batch_size": batch_size, "seed": 5}
+    whole = take(start + 12, train_batches(dataset, **options))
+    rest = take(12, train_batches(dataset, **options, start_step=start))
+    assert_equal(whole[start:], rest)
+    with pytest.raises(AssertionError):
+        assert_equal(
+            whole[:12], take(12, train_batches(dataset, **options, start_step=1))
+        )
+    return whole
 
 
 def assert_processes_share(dataset, processes: int, batch_size: int, **options):

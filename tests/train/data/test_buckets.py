@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.train.data.helpers import (
     assert_equal,
     assert_processes_share,
+    assert_resumes,
     dataset,
     some_sizes,
     take,
@@ -73,17 +74,11 @@ def test_rows_are_seen_as_often_as_without_buckets():
         assert sorted(one) == sorted(other) and one != other
 
 
-def test_resume_inside_a_group_equals_the_uninterrupted_stream():
+@pytest.mark.parametrize("start", [5, GROUPED_STEPS - 1, GROUPED_STEPS + 3])
+def test_resume_inside_a_group_equals_the_uninterrupted_stream(start):
     rows = dataset(some_sizes(100))
-    options: dict[str, Any] = {
-        "batch_size": 4,
-        "seed": 1,
-        "buckets": make_buckets(rows.lengths(), 4),
-    }
-    whole = take(GROUPED_STEPS + 20, train_batches(rows, **options))
-    for start in (5, GROUPED_STEPS - 1, GROUPED_STEPS + 3):
-        rest = take(10, train_batches(rows, **options, start_step=start))
-        assert_equal(whole[start : start + 10], rest)
+    buckets = make_buckets(rows.lengths(), 4)
+    whole = assert_resumes(rows, start, 4, buckets=buckets)
     assert len({batch["input_ids"].shape for batch in whole}) > 2
 
 

@@ -2,7 +2,6 @@
 
 import collections
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from tests.train.data.helpers import (
     assert_equal,
     assert_processes_share,
+    assert_resumes,
     dataset,
     some_sizes,
     take,
@@ -126,12 +126,7 @@ def packed(request) -> PackedDataset:
 
 @pytest.mark.parametrize("start", [1, 7, 60])
 def test_resume_equals_the_uninterrupted_stream(packed, start):
-    options: dict[str, Any] = {"batch_size": 6, "seed": 5}
-    whole = take(start + 12, train_batches(packed, **options))
-    rest = take(12, train_batches(packed, **options, start_step=start))
-    assert_equal(whole[start:], rest)
-    with pytest.raises(AssertionError):
-        assert_equal(whole[:12], rest)
+    assert_resumes(packed, start, 6)
 
 
 @pytest.mark.parametrize("processes", [2, 4])

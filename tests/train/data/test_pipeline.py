@@ -2,13 +2,17 @@
 
 import threading
 import time
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ntl_jax.tokenization import builtin_tokenizer
-from tests.train.data.helpers import assert_equal, assert_processes_share, take
+from tests.train.data.helpers import (
+    assert_equal,
+    assert_processes_share,
+    assert_resumes,
+    take,
+)
 from train.data import (
     DataError,
     TokenizedDataset,
@@ -171,13 +175,7 @@ def test_the_order_is_fixed_forever():
 @pytest.mark.parametrize("start", [0, 1, 7, 40])
 def test_resume_equals_the_uninterrupted_stream(start):
     dataset = tokenize(arithmetic_questions(100, seed=0, max_operand=99))
-    options: dict[str, Any] = {"batch_size": 6, "seed": 5}
-    whole = take(start + 20, train_batches(dataset, **options))
-    rest = take(20, train_batches(dataset, **options, start_step=start))
-    assert_equal(whole[start:], rest)
-    if start:
-        with pytest.raises(AssertionError):
-            assert_equal(whole[:20], rest)
+    assert_resumes(dataset, start, 6)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 6])
