@@ -1,1 +1,1 @@
-"""Presets: one file an experiment, found by module name."""
+"""Presets: one file per experiment, found by module name."""

@@ -2,8 +2,8 @@
 
 Command:   python -m train gsm8k-t5-3b --init-from google-t5/t5-3b
 Hardware:  2,851,598,336 parameters; with AdamW 32 GiB of state in all, so at least one
-           GPU of 80 GB, or eight TPU v5e chips: see docs/scaling.md. The mesh shares
-           parameters and optimizer out over all devices.
+           GPU of 80 GB, or eight TPU v5e chips: see docs/scaling.md. Parameters
+           and optimizer are sharded over all devices.
 """
 
 from ntl_jax.models import T5Config

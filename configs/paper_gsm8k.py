@@ -4,8 +4,8 @@ Command:   python -m train paper-gsm8k
 Offline:   add --init-from FOLDER (T5-3B) and --data.raw-dir FOLDER, which holds
            gsm8k/train.jsonl and gsm8k/test.jsonl
 With the numbers that the paper's clean-up damaged: add --data.paper-form
-Which step: the paper's code keeps the one with the least loss of its evaluations, a run
-           here its last one: see evaluation/validation in metrics.jsonl, give --steps
+Which step: the paper's code keeps the one with the lowest evaluation loss, a run here
+           the last one: see evaluation/validation in metrics.jsonl, and set --steps
 """
 
 import dataclasses

@@ -3,7 +3,7 @@
 Command:   python -m train paper-multirc
 Offline:   add --init-from FOLDER (T5-small) and --data.raw-dir FOLDER, which holds
            multirc/{train,val}.jsonl
-As the paper placed the question, behind the passage: add --data.paper-form
+With the question after the passage, as in the paper: add --data.paper-form
 """
 
 import dataclasses

@@ -3,7 +3,7 @@
 Command:   python -m train three-digit-numformer
 With the paper's split, in which training shows most test products in the other order:
            add --data.paper-form
-As xVal itself trains, hiding any tokens at random: add --mask-rate 0.15
+With xVal's own masks, of random tokens: add --mask-rate 0.15
 Hardware:  one GPU; 85 million parameters in the layers. Not run at this size yet.
 Expected:  R2 0.9986 (the paper's figure for xVal, on its own split)
 

@@ -5,7 +5,7 @@ import pathlib
 import re
 import typing
 
-from tests.train.test_data_gsm8k import DAMAGED, SPACED, ZEROS
+from tests.train.data.helpers import DAMAGED, SPACED, ZEROS
 from train.config import DataConfig
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "datasets.md").read_text()

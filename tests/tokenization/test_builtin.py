@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 
 from ntl_jax.tokenization import builtin_tokenizer, load_tokenizer
-from train.data.sources import arithmetic_questions
+from train.data.arithmetic import arithmetic_questions
 
 TOKENIZER = builtin_tokenizer()
 PRINTABLE = "".join(map(chr, range(32, 127)))

@@ -21,7 +21,7 @@ from ntl_jax.tokenization import (
     from_transformers,
     load_tokenizer,
 )
-from train.data.sources import read_gsm8k
+from train.data.official import read_gsm8k
 
 GRANITE = "granite-3.1-1b-a400m-instruct"
 

@@ -1,6 +1,7 @@
 """A tiny run to test the trainer on."""
 
 import dataclasses
+import json
 
 import jax
 import pytest
@@ -104,3 +105,12 @@ def tiny_batch(task: Task, step: int = 0) -> dict:
     batch = next(batches)
     batches.close()
     return batch
+
+
+SET = "interpolation"
+
+
+def answers(folder) -> list[str]:
+    """The generated texts of one evaluation set."""
+    lines = (folder / "predictions.jsonl").read_text().splitlines()
+    return [row["prediction"] for row in map(json.loads, lines) if row["set"] == SET]

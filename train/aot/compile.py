@@ -1,7 +1,7 @@
-"""Compiles a preset's train step for devices that are not here, and says what it takes.
+"""Compiles a preset's train step for absent devices, and reports what it needs.
 
-`python -m train aot PRESET --topology v5e:4x4` (or `h100:8`): the compilers of TPUs and
-of GPUs run on any machine. `--topology local` takes the devices that are here.
+`python -m train aot PRESET --topology v5e:4x4` (or `h100:8`): the compilers for TPUs
+and GPUs run on any machine. `--topology local` takes the devices of this one.
 """
 
 import contextlib
@@ -37,24 +37,24 @@ MORE_ROOM = (
     "Take more devices, a larger --mesh.fsdp or --mesh.tensor, --model.remat True, "
     "--fused-head, a larger --accumulate or a smaller --data.batch-size."
 )
-"""What to do where a program needs more memory than a device has."""
+"""Remedies where a program needs more memory than a device has."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AotReport:
-    """What a compiled train step takes, a device and a step.
+    """What a compiled train step needs, per device and step.
 
     Attributes:
         device: what it was compiled for.
-        mesh: devices of each axis.
+        mesh: size of each axis.
         parameters: of the model, over all devices.
         arguments: bytes of state and batch.
-        temporaries: bytes that the step needs beside them.
-        outputs: bytes of the results that do not take the place of an argument.
-        memory: bytes that the device has; None where it is not known.
+        temporaries: further bytes while the step runs.
+        outputs: bytes of the results that do not reuse the memory of an argument.
+        memory: bytes of the device; None where it is not known.
         flops: of the matrix products, recomputed ones included.
-        costs: bytes moved, and the collectives.
-        seconds: that compiling took.
+        costs: the collectives.
+        seconds: compile time.
         chip: the device's rates; None where they are not known.
     """
 
@@ -77,7 +77,7 @@ class AotReport:
 
     @property
     def memory_gib(self) -> str:
-        """The device's memory for people."""
+        """The device's memory as text."""
         return "?" if self.memory is None else f"{self.memory / 2**30:.0f}"
 
     @property
@@ -89,8 +89,8 @@ class AotReport:
 def compile_ahead(config: TrainConfig, topology: str) -> AotReport:
     """Compiles the train step of a config for a topology.
 
-    The batch has the config's full lengths. Which tokens are numbers does not change
-    the program, so no tokenizer and no data are read.
+    The batch has the config's maximum lengths. Which tokens are numbers does not
+    change the program, so no tokenizer and no data are read.
 
     Raises:
         ConfigError: the model answers with a number, no such topology, its compiler is
@@ -126,7 +126,7 @@ def compile_ahead(config: TrainConfig, topology: str) -> AotReport:
     memory, hlo = compiled.memory_analysis(), _hlo_of(compiled, topology)
     if memory is None or hlo is None:
         raise ConfigError(
-            f"the compiler of {topology} does not say what a program takes."
+            f"the compiler of {topology} does not report what a program needs."
         )
     chip = _chip_of(devices)
     return AotReport(
@@ -159,7 +159,7 @@ def _check_writes_text(config: TrainConfig) -> None:
 
 @contextlib.contextmanager
 def _fitting(otherwise: str) -> Iterator[None]:
-    """Makes ConfigError of a compiler that found too little memory."""
+    """Turns a compiler's report of too little memory into a ConfigError."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -175,20 +175,20 @@ def _hlo_of(compiled: jax.stages.Compiled, topology: str) -> str | None:
     except jax.errors.JaxRuntimeError as error:
         versions = {name: importlib.metadata.version(name) for name in _COMPILERS}
         raise ConfigError(
-            f"the program that {topology} takes cannot be read ({versions}): pip "
-            "install 'jax[tpu]' takes the compiler that belongs to jaxlib. It says: "
+            f"the program for {topology} cannot be read ({versions}): pip install "
+            "'jax[tpu]' installs the compiler that belongs to this jaxlib. Error: "
             f"{first_line(error)}"
         ) from error
 
 
 def _compiler_options(topology: str, devices: list[Any]) -> dict[str, Any]:
-    """Kernels are not tried against each other on GPUs that are not here."""
+    """On absent GPUs kernels are not autotuned."""
     absent = devices[0].platform == "gpu" and topology != "local"
     return {"xla_gpu_autotune_level": 0} if absent else {}
 
 
 def _chip_of(devices: list[Any]) -> Chip | None:
-    """What one of the devices can do; None: not known."""
+    """The rates of one device; None where they are not known."""
     chip = CHIPS.get(devices[0].device_kind)
     hosts = {device.process_index for device in devices}
     if chip is not None and devices[0].platform == "gpu" and len(hosts) > 1:
@@ -197,7 +197,7 @@ def _chip_of(devices: list[Any]) -> Chip | None:
 
 
 def abstract_task(config: TrainConfig, mesh: Mesh) -> Task:
-    """The task of a config that reads no tokenizer: some ids are the digits."""
+    """The task of a config, with made-up ids for the digits and no tokenizer."""
     tensor = mesh.shape["tensor"]
     model = fit_vocabulary(config.model, config.model.vocab_size, tensor, grow=False)
     digits = {str(digit): digit + 1 for digit in range(10)} | {"<pad>": 0}
@@ -206,7 +206,7 @@ def abstract_task(config: TrainConfig, mesh: Mesh) -> Task:
 
 
 def batch_shapes(task: Task) -> dict[str, jax.ShapeDtypeStruct]:
-    """A train batch of the config's full lengths, without values."""
+    """Shapes of a train batch of the config's maximum lengths."""
     data = task.config.data
     rows, source, target = (
         data.batch_size,
@@ -230,11 +230,11 @@ def render(report: AotReport) -> str:
         f"{report.device}, mesh {report.mesh}, {report.parameters:,} parameters, "
         f"compiled in {report.seconds:.0f} s",
         "",
-        "a device            GiB",
+        "per device          GiB",
         f"  arguments    {report.arguments / gib:8.2f}",
         f"  temporaries  {report.temporaries / gib:8.2f}",
         f"  output       {report.outputs / gib:8.2f}",
-        f"  in all       {report.needed / gib:8.2f}",
+        f"  total        {report.needed / gib:8.2f}",
     ]
     if report.memory is not None:
         lines.append(f"  of           {report.memory / gib:8.2f}")
@@ -243,8 +243,7 @@ def render(report: AotReport) -> str:
             lines.append(
                 "JAX takes 75% of a GPU: this needs XLA_PYTHON_CLIENT_MEM_FRACTION=.95"
             )
-    lines += ["", f"matrix products     {report.flops / 1e12:10.2f} TFLOP a step"]
-    lines += [f"device memory       {report.costs.moved / 1e9:10.1f} GB moved, at most"]
+    lines += ["", f"matrix products     {report.flops / 1e12:10.2f} TFLOP per step"]
     for kind, size in sorted(report.costs.collectives.items()):
         largest = report.costs.largest[kind][1].strip("(").split("{")[0]
         lines.append(
@@ -258,17 +257,16 @@ def render(report: AotReport) -> str:
 
 
 def step_times(report: AotReport) -> dict[str, float]:
-    """Milliseconds that each resource takes at its full rate, and of a step.
+    """Milliseconds per step of each resource at its full rate, and of both.
 
-    Of a step at best, where all overlap, and at worst, where nothing does. Bytes of the
-    device memory are counted as if nothing stayed on the chip, which is too many.
+    At best they overlap, at worst they do not. What device memory transfers is not
+    counted.
     """
     chip = report.chip
     if chip is None:
         return {}
     each = {
         "matrix units": report.flops / chip.flops,
-        "device memory": report.costs.moved / chip.bandwidth,
         "interconnect": sum(report.costs.collectives.values()) / chip.interconnect,
     }
     times = each.values()

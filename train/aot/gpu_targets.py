@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as XLA's compiler asks for them, to compile where there is none.
+"""NVIDIA GPUs as XLA's compiler describes them, to compile without one.
 
 Sources of the figures: XLA's own descriptions, `xla/backends/gpu/target_config/specs`.
 """
@@ -13,11 +13,11 @@ class GpuTarget(NamedTuple):
         name: as the driver gives it, which JAX shows as `device_kind`.
         capability: its compute capability, major and minor.
         cores: streaming multiprocessors.
-        lanes: float32 units a core.
-        shared_memory: bytes a core.
+        lanes: float32 units per core.
+        shared_memory: bytes per core.
         cache: bytes of the L2 cache.
         clock: GHz.
-        memory: bytes that a program can have.
+        memory: bytes that a program can use.
         bandwidth: of the device memory [bytes/s].
     """
 

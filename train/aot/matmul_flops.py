@@ -7,16 +7,16 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 
 
 def matmul_flops(jaxpr: Jaxpr) -> float:
-    """Floating-point operations of every matrix product, two a multiplication.
+    """Floating-point operations of every matrix product, two per multiply-add.
 
     Args:
         jaxpr: of a function, for all devices together.
 
-    Of a Pallas kernel they are what its `cost_estimate` says.
+    A Pallas kernel counts by its `cost_estimate`.
 
     Raises:
-        ValueError: a loop whose length is not known holds a matrix product, or a
-            kernel without an estimate.
+        ValueError: a loop of unknown length holds a matrix product, or a kernel has no
+            estimate.
 
     >>> import jax, jax.numpy as jnp
     >>> a, b = jnp.ones((2, 3)), jnp.ones((3, 4))

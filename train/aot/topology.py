@@ -1,4 +1,4 @@
-"""The devices that `--topology` names: TPUs and GPUs that need not be here."""
+"""The devices that `--topology` names: TPUs and GPUs, which may be absent."""
 
 import importlib.util
 import logging
@@ -14,15 +14,15 @@ from train.config import ConfigError
 
 logger = logging.getLogger("train")
 
-# What libtpu asks a machine for that is no TPU: (accelerator type, cores that its
-# number counts a chip, the configuration that makes one device of a chip).
+# What libtpu needs to be given without a TPU: (accelerator type, cores per chip in its
+# number, the configuration in which a chip is one device).
 _TPUS = {
     "v4": ("v4", 2, "megacore"),
     "v5e": ("v5litepod", 1, None),
     "v5p": ("v5p", 2, None),
     "v6e": ("v6e", 1, None),
 }
-_FLAT = ("v5e", "v6e")  # of three sides their compiler would end the process
+_FLAT = ("v5e", "v6e")  # three sides would abort their compiler and the process
 _PLANES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 """The slices of these. Source, also of the rule for cubes: Google Cloud's pages on TPU
 versions."""
@@ -30,14 +30,14 @@ _CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 
 
 def find_devices(topology: str) -> list[Any]:
-    """The devices of a topology, or those that are here.
+    """The devices of a topology, or those of this machine.
 
     Args:
         topology: a TPU and its grid of chips, such as "v5e:4x4"; a GPU and how many,
             "h100:8", or hosts times GPUs of a host, "h100:2x8"; or "local".
 
     Raises:
-        ConfigError: there is none such, no slice has that shape, or its compiler is not
+        ConfigError: unknown topology, no slice has that shape, or its compiler is not
             installed.
     """
     if topology == "local":
@@ -58,7 +58,7 @@ def find_devices(topology: str) -> list[Any]:
 
 
 def _check_slice(topology: str, name: str, sides: list[int]) -> None:
-    """Refuses grids that no TPU has; their compiler takes them."""
+    """Refuses grids that no TPU has; the compiler would accept them."""
     if name not in _FLAT:
         cube = (*sides, 1)[:3]
         if any(side % 4 for side in cube) and not {1, 2, 4}.issuperset(cube):
@@ -86,10 +86,10 @@ def _tpus(topology: str, name: str, sides: list[int]) -> list[Any]:
             f"--topology {topology} takes the TPU compiler: pip install 'jax[tpu]'."
         )
     kind, cores, chip_config = _TPUS[name]
-    # This machine is no TPU: without these libtpu asks the network what it is.
+    # Without these, libtpu asks the network what machine it runs on.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no TPU is taken
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no TPU is claimed
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", f"{kind}-{math.prod(sides) * cores}")
     options: dict[str, Any] = {}
     if chip_config is not None:
@@ -97,7 +97,7 @@ def _tpus(topology: str, name: str, sides: list[int]) -> list[Any]:
     # A host holds 2 x 2 chips, fewer where a side of the grid is odd.
     options["chips_per_host_bounds"] = [*(2 - side % 2 for side in sides[:2]), 1]
     if os.environ.pop("XLA_FLAGS", None) is not None:
-        # It would end the process at any flag that it does not know.
+        # It would abort the process at any flag that it does not know.
         logger.warning("XLA_FLAGS are not for the TPU compiler: LIBTPU_INIT_ARGS are.")
     return _described("tpu", topology, options)
 
@@ -117,7 +117,7 @@ def _gpus(topology: str, name: str, sides: list[int]) -> list[Any]:
 
 
 def _described(platform: str, topology: str, options: dict[str, Any]) -> list[Any]:
-    jax.config.update("jax_platforms", "cpu")  # of all that is not compiled ahead
+    jax.config.update("jax_platforms", "cpu")  # for everything else in this process
     try:
         described = topologies.get_topology_desc(
             platform=platform, topology_name=topology, **options
@@ -128,5 +128,5 @@ def _described(platform: str, topology: str, options: dict[str, Any]) -> list[An
 
 
 def first_line(error: Exception) -> str:
-    """Of an error that goes on for pages."""
+    """The first line of an error that may go on for pages."""
     return str(error).strip().splitlines()[0]

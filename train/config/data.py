@@ -1,12 +1,14 @@
-"""The fields of a run that say what data it is of; `--data.field` each."""
+"""The data of a run: each field is a flag, `--data.field`."""
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
+
+from train.config.ranges import FRACTION, NOT_NEGATIVE, SIZE, Range
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Which questions to train and evaluate on."""
+    """The questions to train and evaluate on."""
 
     name: Literal[
         "arithmetic",
@@ -28,9 +30,9 @@ class DataConfig:
     """Folder of raw files (default: $NTL_DATA_DIR; without either, downloaded)."""
     subset: Literal["paper", "arithmetic"] | None = None
     """mathematics: the paper's 13 and 7 modules, or its sums of several terms, with the
-    paper's validation rows; in the place of modules and difficulties."""
+    paper's validation rows; replaces modules and difficulties."""
     generate: bool = False
-    """mathematics: make the questions here, in the dataset's words, without files."""
+    """mathematics: generate the questions, in the dataset's words, without files."""
     modules: tuple[str, ...] = ("arithmetic__add_sub_multiple",)
     """mathematics: the modules to train on and to evaluate by interpolation."""
     extrapolation_modules: tuple[str, ...] = ("arithmetic__add_sub_multiple_longer",)
@@ -40,45 +42,44 @@ class DataConfig:
     train_split: Literal["train", "dev"] = "train"
     """rjokes: the split to train on; the later ones are evaluated on."""
     paper_form: bool = False
-    """gsm8k, multirc, three_digits: rows as the paper's code made them, its faults
-    included: numbers damaged by their clean-up, the question behind the passage,
-    products of which training shows the other order."""
+    """gsm8k, multirc, three_digits: rows as the paper's code made them, with its
+    faults: numbers damaged by the clean-up, the question after the passage, test
+    products that training shows in the other order."""
     bad_rows: Literal["error", "skip"] = "error"
     """Files: a malformed row ends the run, or is left out, counted and reported."""
     train_file: str | None = None
-    """jsonl: one {"question": ..., "answer": ...} a line; tsv: question, tab, answer,
+    """jsonl: one {"question": ..., "answer": ...} per line; tsv: question, tab, answer,
     or columns named in the first line."""
     eval_file: str | None = None
     """jsonl, tsv: held-out rows; without it no evaluation by generation."""
-    train_size: int | None = None
-    """Train on this many rows (generated ones: of as many as you like); None takes
-    all."""
-    eval_size: int | None = None
-    """Evaluate on so many rows of each evaluation set, its first ones (mathematics:
-    the first of each module, so many in all); None takes all."""
-    validation_fraction: float = 0.0
-    """gsm8k, jsonl, tsv: this share of the training rows is held out as the evaluation
-    set "validation" (the paper: 0.15 of GSM8K)."""
+    train_size: Annotated[int | None, SIZE] = None
+    """Train on this many rows (any number if they are generated); None takes all."""
+    eval_size: Annotated[int | None, SIZE] = None
+    """Evaluate on the first rows of each evaluation set, this many (mathematics: the
+    first of each module, this many in total); None takes all."""
+    validation_fraction: Annotated[float, FRACTION] = 0.0
+    """gsm8k, jsonl, tsv: this fraction of the training rows becomes the evaluation set
+    "validation" (the paper: 0.15 of GSM8K)."""
     max_operand: int = 99
     """arithmetic: operands are 0..max_operand; extrapolation goes beyond."""
-    digits: int = 5
+    digits: Annotated[int, Range(1, 9)] = 5
     """multiplication: operands have 1..digits digits; extrapolation goes one beyond."""
-    seed: int = 0
-    """Generation and shuffling of the data."""
-    batch_size: int = 32
-    """Questions a step, over all devices."""
-    max_source_length: int = 512
+    seed: Annotated[int, NOT_NEGATIVE] = 0
+    """Seed of the generation and shuffling of the data."""
+    batch_size: Annotated[int, SIZE] = 32
+    """Questions per step, over all devices."""
+    max_source_length: Annotated[int, SIZE] = 512
     """Longer questions are truncated, and counted [tokens]."""
-    max_target_length: int = 512
+    max_target_length: Annotated[int, SIZE] = 512
     """Longer answers are truncated, and counted [tokens]."""
     separator: str = "\n"
     """Decoder-only models: what stands between a question and its answer."""
     packing: bool = False
-    """Put several questions side by side in a row, none split and none seeing another;
-    batch_size then counts these rows."""
-    packed_length: int | None = None
-    """packing: tokens of a row, question and answer together, unless padding would
-    take less room; None: as many as the longest question and answer have."""
-    buckets: int = 1
-    """Pad batches to one of at most so many lengths, each compiled once, and batch rows
-    of like length together; 1 pads all to the longest row."""
+    """Pack several questions into a row, none split and none attending to another;
+    batch_size then counts packed rows."""
+    packed_length: Annotated[int | None, SIZE] = None
+    """packing: tokens per row, question and answer together, unless padding takes
+    fewer; None: as many as the longest question and answer have."""
+    buckets: Annotated[int, Range(1, 65)] = 1
+    """Pad batches to one of at most this many lengths, each compiled once, and batch
+    rows of similar length together; 1 pads all to the longest row."""

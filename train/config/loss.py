@@ -1,10 +1,11 @@
 """The fields of a run that define its loss, each a flag `--loss.field`."""
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
 
 from ntl_jax.losses import Objective
 from ntl_jax.losses.terms import TERMS, Coefficients
+from train.config.ranges import AT_LEAST_1, FRACTION, NOT_NEGATIVE, POSITIVE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,23 +13,23 @@ class LossConfig(Coefficients):
     """Coefficients of the objective; a term that is None costs nothing."""
 
     was: float | None = None
-    sigma: float = 0.5
+    sigma: Annotated[float, NOT_NEGATIVE] = 0.5
     """Width of the Gaussian targets of gce and cdf [number value]."""
     cdf_target: Literal["label", "gaussian"] = "label"
     """What cdf is the distance to."""
-    squash: float | None = None
+    squash: Annotated[float | None, AT_LEAST_1] = None
     """was: squash distances into 1..squash (ntloss's squash_factor)."""
-    huber_delta: float = 1.0
+    huber_delta: Annotated[float, POSITIVE] = 1.0
     """Where Huber's quadratic part ends [number value]."""
     log_space: bool = False
     """number_level: compare logarithms."""
-    tau: float = 1.0
+    tau: Annotated[float, POSITIVE] = 1.0
     """dist2: temperature [squared number value]."""
     ntil_digits: Literal["straight_through", "expected"] = "straight_through"
     """ntil: numbers from the most likely digits, as released, or the expected."""
     ce_on_score: bool = False
     """raft: cross entropy trains the score too."""
-    place_base: float | None = None
+    place_base: Annotated[float | None, POSITIVE] = None
     """Weigh each digit by place_base^(digits to its right) in token losses."""
     reweigh: bool = False
     """Charge number losses for mass off the number tokens, as ntloss does."""
@@ -36,9 +37,9 @@ class LossConfig(Coefficients):
     """Softmax of the number losses: over number tokens, or over all tokens."""
     denominator: Literal["numbers", "all"] = "numbers"
     """What number losses are averaged over: number labels, or all labels."""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, FRACTION] = 0.0
     """Share of the cross entropy's target spread over the vocabulary."""
-    z_loss: float = 0.0
+    z_loss: Annotated[float, NOT_NEGATIVE] = 0.0
     """Coefficient of the squared log-normaliser."""
 
     def objective(self) -> Objective:

@@ -1,11 +1,37 @@
-"""The mesh of a run: its axis sizes, and whether they fit the devices."""
+"""The hosts and the mesh of a run, and whether the mesh fits the devices."""
 
 import dataclasses
 import math
+from typing import Annotated
+
+import tyro
+
+from train.config.ranges import NOT_NEGATIVE, SIZE, check
 
 
-class ConfigError(ValueError):
-    """A run that cannot be what its flags say; the message is for the user."""
+@dataclasses.dataclass(frozen=True)
+class HostsConfig:
+    """Several processes that train one model. Under srun, mpirun, Kubernetes and on TPU
+    slices the first three flags are found; elsewhere they must be given."""
+
+    coordinator: str | None = None
+    """HOST:PORT, host 0's name and a free port there."""
+    count: Annotated[int | None, SIZE] = None
+    """Number of hosts (processes)."""
+    index: Annotated[int | None, NOT_NEGATIVE] = None
+    """Index of this host, from 0."""
+    timeout: Annotated[int, SIZE] = 600
+    """How long hosts wait for each other at the start [s]."""
+    heartbeat_timeout: Annotated[
+        int, SIZE, tyro.conf.arg(aliases=["--hosts.lost-after"])
+    ] = 100
+    """How long a host may be silent before it counts as dead, and all others exit
+    [s]."""
+    stall_timeout: Annotated[
+        int, SIZE, tyro.conf.arg(aliases=["--hosts.stuck-after"])
+    ] = 3600
+    """How long a step, a save or an evaluation batch may take before a host exits, so
+    that none waits for one that hangs [s]; reading the data and compiling count."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +42,7 @@ class MeshConfig:
     """Replicas of the parameters, each with its share of the batch; 1 where another
     axis is -1."""
     fsdp: int = 1
-    """Shards of parameters and optimizer state that also share out the batch."""
+    """Shards of parameters and optimizer state, over which the batch is sharded too."""
     tensor: int = 1
     """Shards of heads, feed-forward units and vocabulary."""
 
@@ -40,8 +66,3 @@ def mesh_shape(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
         f"sizes must be {num_devices}; -1 takes what is left.",
     )
     return shape | {axis: num_devices // fixed for axis in free}
-
-
-def check(condition: bool, message: str) -> None:
-    if not condition:
-        raise ConfigError(message)

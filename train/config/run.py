@@ -7,9 +7,16 @@ import tyro
 
 from ntl_jax.models import AnyConfig, T5Config
 from train.config.data import DataConfig
-from train.config.hosts import HostsConfig
 from train.config.loss import LossConfig
-from train.config.mesh import MeshConfig
+from train.config.mesh import HostsConfig, MeshConfig
+from train.config.ranges import (
+    AT_LEAST_1,
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SIZE,
+    Range,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,32 +24,32 @@ class OptimizerConfig:
     """The optimizer and its learning rate (the paper's by default)."""
 
     name: Literal["adamw", "adafactor"] = "adamw"
-    """adafactor: T5's own, whose steps are relative to each parameter's size; from
-    scratch it takes learning rates near 0.01."""
-    learning_rate: float = 1e-4
+    """adafactor: T5's own, whose updates are relative to each parameter's size; from
+    scratch it needs learning rates near 0.01."""
+    learning_rate: Annotated[float, POSITIVE] = 1e-4
     """Peak learning rate."""
     schedule: Literal["constant", "cosine", "linear", "plateau"] = "constant"
     """After warm-up. plateau: multiplied by plateau_factor when the loss of the first
     evaluation set has not improved for plateau_patience evaluations."""
-    warmup_steps: int = 0
+    warmup_steps: Annotated[int, NOT_NEGATIVE] = 0
     """Steps over which the learning rate rises linearly from 0."""
-    final_fraction: float = 0.0
-    """cosine, linear: the last learning rate as a share of the peak."""
-    plateau_factor: float = 0.5
-    """plateau: what the learning rate is multiplied by."""
-    plateau_patience: int = 5
-    """plateau: evaluations without improvement that are borne, as in PyTorch."""
-    b1: float = 0.9
+    final_fraction: Annotated[float, NOT_NEGATIVE] = 0.0
+    """cosine, linear: the last learning rate as a fraction of the peak."""
+    plateau_factor: Annotated[float, Range(0, 1, closed=False)] = 0.5
+    """plateau: factor of the learning rate."""
+    plateau_patience: Annotated[int, Range(0, 2**31 - 1)] = 5
+    """plateau: evaluations without improvement that are tolerated, as in PyTorch."""
+    b1: Annotated[float, FRACTION] = 0.9
     """Decay of the first moment."""
-    b2: float = 0.999
+    b2: Annotated[float, FRACTION] = 0.999
     """Decay of the second moment."""
-    eps: float = 1e-8
+    eps: Annotated[float, POSITIVE] = 1e-8
     """Added to the root of the second moment."""
-    weight_decay: float = 0.01
+    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.01
     """Decoupled weight decay; never on norms, biases and relative-position biases."""
     mu_dtype: Literal["float32", "bfloat16"] = "float32"
-    """adamw: how the first moment is kept; bfloat16 takes 2 bytes a parameter less."""
-    clip_norm: float | None = 1.0
+    """adamw: dtype of the first moment; bfloat16 saves 2 bytes per parameter."""
+    clip_norm: Annotated[float | None, POSITIVE] = 1.0
     """Largest global gradient norm; None does not clip."""
 
 
@@ -50,17 +57,17 @@ class OptimizerConfig:
 class EvalConfig:
     """Evaluation: teacher-forced losses, then generated answers and their metrics."""
 
-    every: int | None = None
+    every: Annotated[int | None, AT_LEAST_1] = None
     """Steps between evaluations; None evaluates only at the end."""
-    batch_size: int = 64
-    """Questions a decoding step, over all devices."""
-    max_new_tokens: int = 32
-    """Longest answer that is generated [tokens]."""
-    beams: int = 1
-    """Beams that decoding searches with (the paper: 4); 1 decodes greedily."""
+    batch_size: Annotated[int, SIZE] = 64
+    """Questions that are decoded at once, over all devices."""
+    max_new_tokens: Annotated[int, SIZE] = 32
+    """Longest generated answer [tokens]."""
+    beams: Annotated[int, SIZE] = 1
+    """Beams of the search (the paper: 4); 1 decodes greedily."""
     numbers: Literal["argmax", "expected", "median"] = "argmax"
-    """Which number token greedy decoding writes where the likeliest token is one: this
-    one, or the one nearest to the mean or median of their distribution."""
+    """Which number token greedy decoding writes where the most likely token is one:
+    this one, or the one nearest to the mean or median of their distribution."""
     paper_compat: bool = False
     """Count as the paper's code does: its grammar of numbers, answers within 0.001% as
     right, predictions clipped to 1e10, means over batches, padding as right tokens."""
@@ -92,18 +99,18 @@ class TrainConfig:
     reads with number encodings (the Regression Transformer); each counts as its digit,
     whatever number_policy says."""
     head: Literal["lm", "regression", "numformer"] = "lm"
-    """What answers; the other two write no text. regression: a T5 with a regression
+    """How the model answers; only lm writes text. regression: a T5 with a regression
     head, which learns the last number of each answer by squared error; --loss has no
     part. numformer: xVal's encoder, of the model's sizes, which reads numbers as values
     and fills in the last number of the answer."""
     value_scale: Literal["none", "log1p", "minmax5"] = "none"
     """regression, numformer: what numbers go through before the model reads or learns
     them. minmax5: the training rows' range becomes -5 to 5, as in xVal."""
-    mask_rate: float | None = None
-    """numformer: training hides this share of all tokens at random, as xVal does; None
-    hides the answer's number alone, as the paper's baseline and evaluation do."""
+    mask_rate: Annotated[float | None, Range(0, 1, closed=False)] = None
+    """numformer: training hides this fraction of all tokens at random, as xVal does;
+    None hides only the answer's number, as the paper's baseline and evaluation do."""
     allow_low_coverage: bool = False
-    """Train although under half of the digits in the answers land on number tokens."""
+    """Train although under half of the answers' digits become number tokens."""
     init_from: str | None = None
     """Start from this Hugging Face checkpoint (folder or hub id) of any family. Its
     config takes the place of the preset's model, but for dropout and compute dtype;
@@ -112,29 +119,29 @@ class TrainConfig:
     cross_entropy_baseline: bool = False
     """Train a second model with cross entropy alone, on the same data, seed and
     tokenizer, and print both side by side."""
-    steps: int = 1000
+    steps: Annotated[int, SIZE] = 1000
     """Optimizer steps."""
-    accumulate: int = 1
-    """Parts that a step takes its batch in, one after another, to need less memory;
-    loss and gradient are those of the whole, but for the loss that balances experts,
-    which is the mean of the parts'."""
+    accumulate: Annotated[int, AT_LEAST_1] = 1
+    """Microbatches per step, to need less memory; loss and gradient are those of the
+    whole batch, except that the loss that balances experts is the microbatches'
+    mean."""
     fused_head: bool = False
-    """Make logits a few thousand tokens at a time and never keep them: less memory for
-    a large vocabulary, the same losses."""
+    """Compute the logits a few thousand tokens at a time and never store them: less
+    memory for a large vocabulary, the same losses."""
     deterministic: bool = False
-    """GPUs: the same bits in every run on the same mesh, resumed ones included, at some
-    cost of speed; CPUs and TPUs give them anyway."""
-    log_every: int = 50
-    """Steps between rows of metrics.jsonl, each the mean since the row before;
+    """GPUs: bitwise equal runs on the same mesh, resumed ones included, at some cost in
+    speed; CPUs and TPUs are deterministic anyway."""
+    log_every: Annotated[int, AT_LEAST_1] = 50
+    """Steps between rows of metrics.jsonl, each the mean since the previous row;
     checkpoints and evaluations end a row too."""
-    profile_at: int | None = None
-    """Write a profile of three steps, this one and the next, to profile/ in the run's
+    profile_at: Annotated[int | None, AT_LEAST_1] = None
+    """Write a profile of three steps, from this one on, to profile/ in the run's
     folder, for xprof or Perfetto; None writes none."""
-    checkpoint_every: int | None = None
+    checkpoint_every: Annotated[int | None, AT_LEAST_1] = None
     """Steps between checkpoints; None saves only the last step."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: Annotated[int, AT_LEAST_1] = 2
     """Checkpoints kept on disk."""
-    seed: int = 0
+    seed: Annotated[int, Range(0, 2**32)] = 0
     """Initialisation and dropout."""
     run_dir: str | None = None
     """Where everything is written: a folder, or gs://BUCKET/FOLDER (default: runs/NAME,
@@ -142,7 +149,7 @@ class TrainConfig:
     resume: bool = False
     """Continue the newest run of this name, or the one in run_dir, to the last bit."""
     token_cache: str | None = None
-    """Folder that keeps token ids between runs, for data of many rows; None makes them
+    """Folder that keeps token ids between runs, for data of many rows; None tokenizes
     at every start."""
     compilation_cache: str | None = None
-    """Folder that keeps compiled programs between runs; None compiles anew."""
+    """Folder that keeps compiled programs between runs; None compiles in every run."""

@@ -1,7 +1,6 @@
-"""What the fields of a run must be, alone and together."""
+"""Checks of the fields of a run, alone and together."""
 
 import dataclasses
-import math
 
 from ntl_jax.kernels.attention.dispatch import check_trainable
 from ntl_jax.models import (
@@ -12,55 +11,15 @@ from ntl_jax.models import (
     T5Config,
 )
 from train.config.loss import NUMBER_TERMS, PER_ROW_TERMS, LossConfig
-from train.config.mesh import ConfigError, check, mesh_shape
+from train.config.mesh import mesh_shape
+from train.config.ranges import (
+    NOT_NEGATIVE,
+    ConfigError,
+    check,
+    check_range,
+    check_ranges,
+)
 from train.config.run import TrainConfig
-
-_NOT_NEGATIVE = (0, math.inf, True)  # low, high, whether low itself is allowed
-_POSITIVE = (0, math.inf, False)
-_AT_LEAST_1 = (1, math.inf, True)
-_SIZE = (1, 2**31, True)  # of an array's axis, or a count in int32
-_SHARE = (0, 1, True)
-_RANGES = {
-    "": {
-        "seed": (0, 2**32, True),  # JAX reads no more bits of it
-        "steps": _SIZE,
-        "accumulate": _AT_LEAST_1,
-        "profile_at": _AT_LEAST_1,
-        "mask_rate": (0, 1, False),
-    },
-    "data": {
-        "seed": _NOT_NEGATIVE,
-        "batch_size": _SIZE,
-        "digits": (1, 9, True),  # extrapolation adds one, and ends at nine
-        "train_size": _SIZE,
-        "eval_size": _SIZE,
-        "max_source_length": _SIZE,
-        "max_target_length": _SIZE,
-        "packed_length": _SIZE,
-        "buckets": (1, 65, True),
-        "validation_fraction": _SHARE,
-    },
-    "loss": dict.fromkeys(("ce", *NUMBER_TERMS, "z_loss"), _NOT_NEGATIVE)
-    | {"huber_delta": _POSITIVE, "label_smoothing": _SHARE}
-    | {"sigma": _NOT_NEGATIVE, "tau": _POSITIVE}
-    | {"squash": _AT_LEAST_1, "place_base": _POSITIVE},
-    "optimizer": {
-        "learning_rate": _POSITIVE,
-        "warmup_steps": _NOT_NEGATIVE,
-        "final_fraction": _NOT_NEGATIVE,
-        "plateau_factor": (0, 1, False),
-        "plateau_patience": (0, 2**31 - 1, True),
-        "b1": _SHARE,
-        "b2": _SHARE,
-        "eps": _POSITIVE,
-        "weight_decay": _NOT_NEGATIVE,
-        "clip_norm": _POSITIVE,
-    },
-    "evaluation": dict.fromkeys(("batch_size", "max_new_tokens", "beams"), _SIZE),
-    "hosts": dict.fromkeys(("timeout", "heartbeat_timeout", "stall_timeout"), _SIZE)
-    | {"count": _SIZE, "index": _NOT_NEGATIVE},
-}
-"""What each number may be; None is always allowed."""
 
 
 def validate(
@@ -70,22 +29,12 @@ def validate(
 
     Args:
         config: of a run.
-        num_devices: that it has.
-        platform: of these devices: "cpu", "gpu" or "tpu"; None: of those here.
+        num_devices: of the machine.
+        platform: of these devices: "cpu", "gpu" or "tpu"; None: of the current ones.
 
     Raises:
         ConfigError: names the flags, and what to do.
     """
-    check(config.log_every >= 1, f"--log-every is {config.log_every}: at least 1.")
-    for flag, every in (
-        ("--checkpoint-every", config.checkpoint_every),
-        ("--evaluation.every", config.evaluation.every),
-    ):
-        check(every is None or every >= 1, f"{flag} is {every}: give 1 or more.")
-    check(
-        config.keep_checkpoints >= 1,
-        f"--keep-checkpoints is {config.keep_checkpoints}: at least one is needed.",
-    )
     terms = {name: getattr(config.loss, name) for name in ("ce", *NUMBER_TERMS)}
     check(
         any(value is not None for value in terms.values()),
@@ -126,20 +75,28 @@ def validate(
 
 
 def validate_data(config: TrainConfig) -> None:
-    """The part of `validate` that asks neither for a machine nor for a whole run.
+    """The part of `validate` that needs neither a machine nor a whole run.
 
     Raises:
-        ConfigError: a number is out of its range, or the head, packing and buckets do
-            not go together.
+        ConfigError: a number is out of its range, or the head, packing and buckets
+            contradict each other.
     """
-    _check_ranges(config)
+    check(
+        config.name not in ("", ".", "..") and not set(config.name) & set("/\\"),
+        f"--name {config.name!r} cannot be a folder: take a word without slashes, "
+        "and name a path with --run-dir.",
+    )
+    check_ranges(config)
+    for name in ("ce", *NUMBER_TERMS):
+        flag = f"--loss.{name.replace('_', '-')}"
+        check_range(flag, getattr(config.loss, name), NOT_NEGATIVE)
     _check_token_ids(config)
     _check_head(config)
     _check_packing(config)
 
 
 def _check_token_ids(config: TrainConfig) -> None:
-    """Of a T5, which embeds these; elsewhere the tokenizer's ids are taken."""
+    """T5 embeds these; other models use the tokenizer's ids."""
     model = config.model
     if not isinstance(model, T5Config):
         return
@@ -164,8 +121,8 @@ def _check_packing(config: TrainConfig) -> None:
     by_row = [name for name in PER_ROW_TERMS if getattr(config.loss, name) is not None]
     check(
         not config.data.packing or not by_row,
-        f"--loss.{' and --loss.'.join(by_row)} looks at rows as whole answers, "
-        "which packed rows are not: leave out --data.packing.",
+        f"--loss.{' and --loss.'.join(by_row)} has one value per answer, "
+        "and packed rows hold several: leave out --data.packing.",
     )
 
 
@@ -206,7 +163,7 @@ def _check_head(config: TrainConfig) -> None:
 
 
 def _check_no_other_loss(loss: LossConfig) -> None:
-    """A Numformer's loss is cross entropy and squared error, and nothing else."""
+    """A Numformer's loss is only cross entropy and squared error."""
     for field in dataclasses.fields(LossConfig):
         value = getattr(loss, field.name)
         flag = f"--loss.{field.name.replace('_', '-')}"
@@ -215,26 +172,6 @@ def _check_no_other_loss(loss: LossConfig) -> None:
             f"--head numformer learns by xVal's own loss, in which {flag} {value} has "
             f"no part: give {flag} {field.default}, or --head lm.",
         )
-
-
-def _check_ranges(config: TrainConfig) -> None:
-    """Every number of the data, the loss and the optimizer; NaN is in no range."""
-    check(
-        config.name not in ("", ".", "..") and not set(config.name) & set("/\\"),
-        f"--name {config.name!r} cannot be a folder: take a word without slashes, "
-        "and name a path with --run-dir.",
-    )
-    for section, ranges in _RANGES.items():
-        fields = config if section == "" else getattr(config, section)
-        for name, (low, high, closed) in ranges.items():
-            value = getattr(fields, name)
-            inside = value is None or (
-                (low <= value if closed else low < value) and value < high
-            )
-            flag = ".".join(filter(None, (section, name))).replace("_", "-")
-            bounds = f"{'at least' if closed else 'above'} {low:g}"
-            bounds += " and finite" if high == math.inf else f" and below {high:,}"
-            check(inside, f"--{flag} is {value}: it must be {bounds}.")
 
 
 def _check_mesh(config: TrainConfig, num_devices: int) -> None:
@@ -260,7 +197,7 @@ def _check_mesh(config: TrainConfig, num_devices: int) -> None:
 
 
 def check_attention(model: AnyConfig, platform: str | None = None) -> None:
-    """Raises ConfigError where a model's attention cannot be computed as it says."""
+    """Raises ConfigError if a model's attention cannot run with its fields."""
     if isinstance(model, GPT2Config):
         width, dropout = model.n_embd // model.n_head, model.attn_pdrop
     elif isinstance(model, GraniteConfig):

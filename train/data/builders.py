@@ -1,6 +1,6 @@
 """TensorFlow Datasets builders that neither need nor import TensorFlow.
 
-Both write ArrayRecord files, and read them by random access (`as_data_source`).
+They write ArrayRecord files, and read them by random access (`as_data_source`).
 """
 
 import gzip
@@ -16,15 +16,16 @@ import tensorflow_datasets as tfds
 from google.protobuf import json_format
 
 from train.data.files import BROKEN_GZIP, DataError, find_file
-from train.data.mathematics import FOLDERS, read_mathematics
+from train.data.mathematics import read_mathematics
+from train.data.mathematics_questions import FOLDERS
+from train.data.official import read_gsm8k, read_multirc, read_rjokes
 from train.data.rows import Row
-from train.data.sources import read_gsm8k, read_multirc, read_rjokes
 
-_VERSION = "2.0.0"  # raise it when the rows change: what is prepared stays
+_VERSION = "2.0.0"  # raise it when the rows change: prepared files stay
 
 
 class _QuestionsBuilder(tfds.core.GeneratorBasedBuilder):
-    """What the builders share: features, ArrayRecord, and local raw files."""
+    """Common to the builders: features, ArrayRecord, and local raw files."""
 
     VERSION = tfds.core.Version(_VERSION)
     SKIP_REGISTERING = True
@@ -33,14 +34,14 @@ class _QuestionsBuilder(tfds.core.GeneratorBasedBuilder):
 
     def __init__(self, *, raw_dir: str | None = None, **kwargs) -> None:
         self._raw_dir = raw_dir
-        # The variable that TFDS itself reads, but only once, when it is imported.
+        # TFDS itself reads this variable only when it is imported.
         kwargs.setdefault("data_dir", os.environ.get("TFDS_DATA_DIR"))
         try:
             super().__init__(file_format="array_record", **kwargs)
         except json_format.ParseError as error:
             raise DataError(
                 f"{self.data_dir}: its dataset_info.json is damaged ({error}); delete "
-                "the folder and start again"
+                "the folder and restart"
             ) from error
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -64,12 +65,20 @@ class _QuestionsBuilder(tfds.core.GeneratorBasedBuilder):
             {split: self.url.format(split=split) for split in names}
         )
 
+    def _folder(
+        self, dl_manager: tfds.download.DownloadManager, name: str
+    ) -> pathlib.Path:
+        """The raw folder, or that of this name in the archive at `url`."""
+        if self._raw_dir is not None:
+            return pathlib.Path(self._raw_dir)
+        return _extracted(pathlib.Path(dl_manager.download(self.url))) / name
+
     def _generate_examples(self, rows: Sequence[Row]) -> Iterator[tuple[int, Row]]:
         yield from enumerate(rows)
 
 
 class _FormedBuilder(_QuestionsBuilder):
-    """Of a dataset whose rows also have the form that the paper's code gave them."""
+    """A dataset with a second form of the rows, that of the paper's code."""
 
     def __init__(self, **kwargs) -> None:
         kwargs.setdefault("config", form_config(paper_form=False))
@@ -109,7 +118,7 @@ class Gsm8k(_FormedBuilder):
 class RJokes(_QuestionsBuilder):
     """rJokes, read as `read_rjokes` does; splits ``train``, ``dev`` and ``test``.
 
-    Its texts are Reddit users': the release asks to remove what they ask to remove.
+    Its texts are by Reddit users; the release asks to honour requests for removal.
 
     Args:
         raw_dir: folder of ``{train,dev,test}.tsv[.gz]``; None downloads them from
@@ -150,11 +159,7 @@ class MultiRC(_FormedBuilder):
     url = "https://dl.fbaipublicfiles.com/glue/superglue/data/v2/MultiRC.zip"
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager):
-        if self._raw_dir is None:
-            archive = pathlib.Path(dl_manager.download(self.url))
-            folder = _extracted(archive) / "MultiRC"
-        else:
-            folder = pathlib.Path(self._raw_dir)
+        folder = self._folder(dl_manager, "MultiRC")
         return {
             split: self._generate_examples(
                 read_multirc(
@@ -188,11 +193,7 @@ class Mathematics(_QuestionsBuilder):
     )
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager):
-        if self._raw_dir is None:
-            archive = pathlib.Path(dl_manager.download(self.url))
-            folder = _extracted(archive) / "mathematics_dataset-v1.0"
-        else:
-            folder = pathlib.Path(self._raw_dir)
+        folder = self._folder(dl_manager, "mathematics_dataset-v1.0")
         if self.builder_config is None:
             raise DataError("Mathematics needs config=mathematics_config(module)")
         module = self.builder_config.name
@@ -211,12 +212,12 @@ class Mathematics(_QuestionsBuilder):
 
 
 def _extracted(archive: pathlib.Path) -> pathlib.Path:
-    """A zip or gzipped tar archive's content in a folder beside it, where all find it.
+    """Extracts a zip or gzipped tar archive to a folder beside it.
 
     The download manager's own extraction imports TensorFlow.
 
     Raises:
-        DataError: no complete archive.
+        DataError: the archive is incomplete.
     """
     folder = archive.with_name(archive.name + ".content")
     if not folder.is_dir():
@@ -225,13 +226,12 @@ def _extracted(archive: pathlib.Path) -> pathlib.Path:
             try:
                 _extract(archive, content)
             except (*BROKEN_GZIP, tarfile.TarError, zipfile.BadZipFile) as error:
-                # What was downloaded is kept, so another start would read it again.
+                # The download is kept, so a restart would read the same file.
                 problem = " ".join(str(error).split())[:200]
                 raise DataError(
-                    f"{archive}: no complete archive ({problem}); delete it and start "
-                    "again"
+                    f"{archive}: incomplete archive ({problem}); delete it and restart"
                 ) from error
-            content.rename(folder)  # whole or not at all
+            content.rename(folder)  # atomic
     return folder
 
 
@@ -242,7 +242,7 @@ def _extract(archive: pathlib.Path, folder: pathlib.Path) -> None:
     else:
         with gzip.open(archive) as stream, tarfile.open(fileobj=stream) as packed:
             packed.extractall(folder, filter="data")
-            # The checksum stands behind all that tarfile reads.
+            # The checksum follows after all that tarfile reads.
             while stream.read(2**20):
                 pass
 
@@ -259,7 +259,7 @@ def form_config(paper_form: bool) -> tfds.core.BuilderConfig:
 
 
 def split_name(folder: str) -> str:
-    """The name of a folder's split; a hyphen divides parts of a shard's file name."""
+    """The name of a folder's split; hyphens separate parts of a shard's file name."""
     return folder.replace("-", "_")
 
 
@@ -283,17 +283,17 @@ def prepare(builder: tfds.core.DatasetBuilder) -> tfds.core.DatasetBuilder:
 
 
 class ArrayRecordRows(Sequence[Row]):
-    """Rows of a prepared builder's split, read from disk when asked for.
+    """Rows of a prepared builder's split, read from disk on access.
 
     Raises:
-        DataError: the builder has no such split; or, when rows are asked for, its files
-            are missing or damaged.
+        DataError: the builder has no such split; or, on access, its files are missing
+            or damaged.
     """
 
     def __init__(self, builder: tfds.core.DatasetBuilder, split: str) -> None:
         self._name = f"{builder.info.full_name}, split {split}"
         self._folder = builder.data_dir
-        if not builder.info.splits:  # which prepared data always have
+        if not builder.info.splits:  # prepared data always have some
             raise self._damage("no dataset_info.json that names its splits")
         if split not in builder.info.splits:
             raise DataError(
@@ -317,17 +317,17 @@ class ArrayRecordRows(Sequence[Row]):
         return self.__getitems__([range(len(self))[row]])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[Row]:
-        """The rows at these places, in one pass over the files."""
+        """The rows at these indices, in one pass over the files."""
         if not len(rows):
             return []
         try:
             records = self._source.__getitems__(rows)
-        except RuntimeError as error:  # of the C++ reader, whatever is wrong
+        except RuntimeError as error:  # the C++ reader's only error
             raise self._damage(" ".join(str(error).split())[:200]) from error
         for row, record in zip(rows, records, strict=True):
-            # What a file that ends at a block's border reads as.
+            # As read from a file that ends at a block's border.
             if record["question"] is None or record["answer"] is None:
-                raise self._damage(f"row {row} is not there")
+                raise self._damage(f"row {row} is missing")
         return [
             {key: record[key].decode() for key in ("question", "answer")}
             for record in records
@@ -336,5 +336,5 @@ class ArrayRecordRows(Sequence[Row]):
     def _damage(self, problem: str) -> DataError:
         return DataError(
             f"{self._name}: its ArrayRecord files are missing or damaged ({problem}); "
-            f"delete {self._folder} and start again"
+            f"delete {self._folder} and restart"
         )

@@ -1,4 +1,4 @@
-"""Questions with their answers as one text, numbers hidden in it: xVal's treatment."""
+"""xVal's task: question and answer in one text, with masked numbers."""
 
 import dataclasses
 import functools
@@ -21,17 +21,17 @@ _ROWS_AT_ONCE = 10_000
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MaskedDataset(TokenizedDataset):
-    """N questions, each with its answer in the same row, to be filled in.
+    """N questions, each followed by its answer, in which tokens are masked.
 
     Args:
         sources: ids of the rows, each number as [NUM], end-of-sequence last.
-        targets: ids of the answers alone, their numbers in digits.
+        targets: ids of the answers, their numbers in digits.
         values: f32, the number at each [NUM] of the sources, 1 elsewhere.
         num_id: the id of [NUM].
-        mask_id: the id of what stands for a blank.
-        rate: the share of tokens that training hides at random; None hides the answer's
-            number alone, as evaluation does.
-        scale: what numbers go through before the model reads or predicts them.
+        mask_id: the id of the mask token.
+        rate: the fraction of tokens that training masks at random; None masks only the
+            answer's number, as evaluation does.
+        scale: applied to numbers that the model reads or predicts.
     """
 
     values: Ragged
@@ -59,19 +59,19 @@ class MaskedDataset(TokenizedDataset):
         return self.values.values[self.sources.values == self.num_id]
 
     def count_tokens(self, batch: Batch) -> int:
-        """How many tokens of a batch are no padding."""
+        """The number of tokens in a batch without padding."""
         return int(batch["attention_mask"].sum())
 
     def batch(self, rows: np.ndarray, lengths: Sequence[int] | None = None) -> Batch:
-        """The rows [B] as a padded batch, the answer's number hidden in each.
+        """The rows [B] as a padded batch, with the answer's number masked.
 
         Args:
-            rows: which.
-            lengths: T, at least that of these rows; that of all rows where None.
+            rows: their indices.
+            lengths: T, at least that of these rows; None: that of all rows.
 
         Returns:
             ``input_ids`` i32, ``input_values`` f32, ``attention_mask`` bool, ``labels``
-            i32 (-100 where nothing is hidden) and ``label_values`` f32, all [B, T].
+            i32 (-100 where nothing is masked) and ``label_values`` f32, all [B, T].
         """
         ids, values, mask = self._padded(rows, lengths)
         hidden = [
@@ -90,12 +90,12 @@ class MaskedDataset(TokenizedDataset):
         seed: int,
         lengths: Sequence[int] | None = None,
     ) -> Batch:
-        """As `batch`, under a rate with any tokens hidden instead.
+        """As `batch`; with a rate, random tokens are masked instead.
 
         Args:
-            rows: which.
-            places: i64 [B], the place of each in the stream of training rows; what is
-                hidden is a function of it and the seed.
+            rows: their indices.
+            places: i64 [B], the place of each in the stream of training rows; the mask
+                is a function of place and seed.
             seed: any non-negative integer.
             lengths: as for `batch`.
         """
@@ -144,22 +144,22 @@ def mask_rows(
     max_target_length: int,
     rate: float | None = None,
 ) -> MaskedDataset:
-    """Tokenises every row once, its numbers left as they are (scale "none").
+    """Tokenises every row once, with unscaled numbers (scale "none").
 
-    An answer that is a fraction is written as a decimal first, so that it is one
-    number. A question that is too long loses its end; an answer loses its beginning,
-    because what it is asked for is its last number.
+    An answer that is a fraction is first written as a decimal, so that it is one
+    number. Long questions are truncated at the end, long answers at the beginning, as
+    their last number is the one to predict.
 
     Args:
         rows: N rows, at least one.
-        tokenizer: whose base every text is read with.
-        max_source_length: questions keep at most so many tokens.
-        max_target_length: answers keep at most so many tokens.
+        tokenizer: its base encodes every text.
+        max_source_length: the most tokens of a question.
+        max_target_length: the most tokens of an answer.
         rate: see `MaskedDataset`.
 
     Raises:
-        DataError: no rows; or an answer whose last number does not exist, or is none
-            that float32 holds with all of its precision.
+        DataError: no rows; or an answer without a number, or whose last number is
+            beyond the range of float32.
     """
     if not len(rows):
         raise DataError("no rows to tokenise: check the files")
@@ -202,7 +202,7 @@ def mask_rows(
 
 
 def question_row(question: str, tokenizer: XvalTokenizer) -> MaskedRow:
-    """A question that is not answered yet, with a blank where the answer goes."""
+    """A question followed by a mask in the place of its answer."""
     asked, answer = tokenizer.encode_numbers_batch([question, " 0"])
     row = NumberedIds(asked.ids[:-1] + answer.ids, asked.values[:-1] + answer.values)
     return mask_last_number(row, num_id=tokenizer.num_id, mask_id=tokenizer.mask_id)
@@ -213,7 +213,8 @@ def _encoded(
 ) -> Iterator[tuple[Number | None, NumberedIds, NumberedIds, list[int]]]:
     """Each row's last number, question, answer, and the answer's ids in digits.
 
-    Question and answer are read one by one: in "Add 7 to 5 -3" the sign would be lost.
+    Question and answer are encoded separately: in "Add 7 to 5 -3" the sign would be
+    lost.
     """
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         chunk = rows[start : start + _ROWS_AT_ONCE]
@@ -234,8 +235,8 @@ def _encoded(
 
 
 def _in_decimals(answer: str, last: Number | None) -> str:
-    """The answer, its last number as a decimal where it is a fraction: -3/4 is -0.75,
-    where the sign stands before the number."""
+    """The answer, with its last number as a decimal if it is a fraction: -3/4 is -0.75,
+    the sign stays before the number."""
     if last is None or not isinstance(last.value, Fraction):
         return answer
     size = np.format_float_positional(abs(_float(last.value)), trim="-")
@@ -280,8 +281,7 @@ def _float(number: Exact) -> float:
 
 
 def _ragged(parts: Sequence[np.ndarray]) -> Ragged:
-    ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
-    return Ragged(np.concatenate(parts), np.concatenate([[0], ends]))
+    return Ragged.from_sizes(np.concatenate(parts), [len(part) for part in parts])
 
 
 def _stacked(rows: Sequence[MaskedRow]) -> MaskedBatch:

@@ -1,9 +1,9 @@
-"""Questions as the mathematics dataset asks them, made where its files are not.
+"""Generated questions in the wording of the mathematics dataset, without its files.
 
-The wording and the kinds of number are the dataset's; what is drawn is not: a model
-trained here is no substitute for one trained on release v1.0. (DeepMind's own generator
-runs on no current NumPy or SymPy.) Composed modules name one number of another module's
-question beforehand; the dataset also has longer chains.
+The wording and the kinds of numbers are the dataset's; the distribution is not: a model
+trained on these is no substitute for one trained on release v1.0. (DeepMind's own
+generator does not run on current NumPy or SymPy.) Composed modules first name one
+number of another module's question; the dataset also has longer chains.
 """
 
 import hashlib
@@ -20,11 +20,10 @@ from train.data.algebra_questions import (
     linear_1d,
     linear_2d,
     plain,
+    random_expression,
     sequence_next_term,
 )
-from train.data.expressions import random_expression
 from train.data.files import DataError
-from train.data.mathematics import FOLDERS, TEST_FILE_ROWS, TRAIN_FILE_ROWS
 from train.data.rows import ComputedRows, Row
 
 Range = tuple[float, float]
@@ -36,7 +35,10 @@ _THIRDS: dict[str, Range] = {
     "interpolate": (0.0, 1.0),
     "extrapolate": (0.0, 1.0),
 }
-_HELD_OUT = 10  # one question in so many is kept for evaluation by interpolation
+FOLDERS = tuple(_THIRDS)
+TRAIN_FILE_ROWS = 666_666  # of release v1.0
+TEST_FILE_ROWS = 10_000
+_HELD_OUT = 10  # one question in 10 is held out for evaluation by interpolation
 _LONGEST = 160  # characters of a question, by the dataset's definition
 _EXACT = Context(prec=100)
 _WHOLE = re.compile(r"\d+")
@@ -44,9 +46,9 @@ _SIGNED = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def generated_rows(folder: str, module: str, *, seed: int) -> ComputedRows:
-    """A file of the dataset, generated row by row when it is read.
+    """A file of the dataset, whose rows are generated when they are read.
 
-    A tenth of all questions, told by a hash of their text, is kept for the folder
+    A tenth of all questions, chosen by a hash of their text, occurs only in the folder
     ``interpolate`` and in no training folder.
 
     Args:
@@ -59,7 +61,7 @@ def generated_rows(folder: str, module: str, *, seed: int) -> ComputedRows:
         As many rows as a file of release v1.0: 666,666 for training, else 10,000.
 
     Raises:
-        DataError: no such folder, or a module that the folder does not have or that is
+        DataError: unknown folder, or a module that the folder does not have or that is
             not generated.
 
     Source: Saxton et al., *Analysing Mathematical Reasoning Abilities of Neural
@@ -158,7 +160,7 @@ def _round_number(rng: Random, digits: float) -> Pair:
         unit = Decimal(1).scaleb(-places)
         value = number.quantize(unit, ROUND_HALF_UP, _EXACT)
         off = abs(_EXACT.subtract(number, value))
-        # No digit left, none dropped, or a tie: nothing to learn from.
+        # Skip numbers without a digit left, without rounding, and ties.
         if value and off and 2 * off != unit:
             break
     to = _nearest(rng, -places) if places < 0 else _decimal_places(rng, places)
@@ -167,8 +169,8 @@ def _round_number(rng: Random, digits: float) -> Pair:
 
 
 def _composed(make: "Make", named: re.Pattern[str]) -> "Make":
-    """Another module's question, in which a letter stands for a number: the first one
-    where its sign goes with it, else any."""
+    """Another module's question with a letter for one number: the first one if its sign
+    is included, else any."""
 
     def make_composed(rng: Random, difficulty: float) -> Pair:
         question, answer = make(rng, difficulty)
@@ -194,14 +196,14 @@ def _decimal_places(rng: Random, places: int) -> str:
 
 
 def _two_decimals(rng: Random, digits: float) -> tuple[Decimal, Decimal]:
-    """Two numbers of so many digits in all."""
+    """Two numbers with this many digits in total."""
     total = max(2, round(digits))
     first = rng.randint(1, total - 1)
     return _decimal(rng, first), _decimal(rng, total - first)
 
 
 def _decimal(rng: Random, digits: int) -> Decimal:
-    """An integer, or as often a number whose last digit stands behind the point."""
+    """An integer, or equally often a number with decimals."""
     magnitude = rng.randint(10 ** (digits - 1), 10**digits - 1)
     sign = rng.choice((-1, 1))
     if rng.random() < 0.5:
@@ -268,7 +270,7 @@ _POWERS = (
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
 
 Make = Callable[[Random, float], Pair]
-# What is made, and how hard from the easiest to the hardest: digits or terms.
+# The generator, and its difficulty from the easiest to the hardest: digits or terms.
 _MODULES: dict[str, tuple[Make, Range]] = {
     "algebra__linear_1d": (linear_1d, (1, 4)),
     "algebra__linear_1d_composed": (_composed(linear_1d, _WHOLE), (1, 3)),

@@ -1,11 +1,11 @@
-"""Several short rows in one row of the batch, by a plan made once."""
+"""Several short rows in one row of the batch, by a precomputed plan."""
 
 import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
-from train.data.sources import DataError
+from train.data.files import DataError
 from train.data.transforms import (
     IGNORE_INDEX,
     Batch,
@@ -15,19 +15,19 @@ from train.data.transforms import (
     round_up,
 )
 
-_WINDOW = 1024  # rows among which partners are sought
-_WINDOWS_AT_ONCE = 64  # bounds the memory of making a plan
+_WINDOW = 1024  # rows that are packed among each other
+_WINDOWS_AT_ONCE = 64  # bounds the memory of planning
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedDataset:
-    """Rows of a dataset side by side: none is split, and each stands in one place.
+    """Packed rows of a dataset: none is split, and each occurs once.
 
     Args:
         rows: the dataset that is packed.
-        plan: which of its rows stand in each of the M packed rows, in this order.
-        shape: S and T, the lengths of packed questions and answers; or S alone, of
-            both together, where the model is decoder-only [tokens].
+        plan: the rows in each of the M packed rows, in order.
+        shape: S and T, the lengths of packed questions and answers; or only S, of both
+            together, for decoder-only models [tokens].
     """
 
     rows: TokenizedDataset
@@ -38,16 +38,16 @@ class PackedDataset:
         return len(self.plan)
 
     def count_tokens(self, batch: Batch) -> int:
-        """How many tokens of a batch are no padding."""
+        """The number of tokens in a batch without padding."""
         return self.rows.count_tokens(batch)
 
     def batch(self, rows: np.ndarray) -> Batch:
         """The packed rows [B] as a batch.
 
         Returns:
-            What `rows.batch` gives, and in each row the number of the text that a token
-            is of, from 1, with 0 for padding: ``segment_ids`` i32[B, S], and beside an
-            encoder ``target_segment_ids`` i32[B, T].
+            What `rows.batch` returns, and the number of each token's text in its row,
+            from 1, with 0 for padding: ``segment_ids`` i32[B, S], and for
+            encoder-decoders ``target_segment_ids`` i32[B, T].
         """
         members, counts = self.plan.gather(rows), self.plan.sizes(rows)
         causal = isinstance(self.rows, CausalDataset)
@@ -55,7 +55,7 @@ class PackedDataset:
         asked, answered = sources.sizes(members), targets.sizes(members)
         shape = (len(rows), self.shape[0])
         sizes = asked + answered if causal else asked
-        starts, segment_ids = _lay_out(sizes, counts, shape)
+        starts, segment_ids = _positions(sizes, counts, shape)
         input_ids = np.full(shape, self.rows.pad_token_id, np.int32)
         _write(input_ids, sources, members, starts)
         batch = {
@@ -69,20 +69,20 @@ class PackedDataset:
             _write(labels, targets, members, starts + asked)
             return batch | {"labels": labels}
         shape = (len(rows), self.shape[1])
-        starts, target_segment_ids = _lay_out(answered, counts, shape)
+        starts, target_segment_ids = _positions(answered, counts, shape)
         labels = np.full(shape, IGNORE_INDEX, np.int32)
         _write(labels, targets, members, starts)
         return batch | {"labels": labels, "target_segment_ids": target_segment_ids}
 
 
-def _lay_out(
+def _positions(
     sizes: np.ndarray, counts: np.ndarray, shape: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where texts [n] start, end to end, when `counts` [B] of them share a row.
+    """Where concatenated texts [n] start when `counts` [B] of them share a row.
 
     Returns:
-        Their places in the flattened batch [n], and the number of each place's text,
-        from 1, with 0 for padding, i32[B, S].
+        Their positions in the flattened batch [n], and the number of each position's
+        text, from 1, with 0 for padding, i32[B, S].
     """
     ends = np.cumsum(sizes)
     last = np.cumsum(counts)
@@ -97,7 +97,7 @@ def _lay_out(
 def _write(
     batch: np.ndarray, texts: Ragged, members: np.ndarray, starts: np.ndarray
 ) -> None:
-    """Writes the ids of texts [n] from their places in the flattened batch on."""
+    """Writes the ids of texts [n] at their positions in the flattened batch."""
     sizes = texts.sizes(members)
     within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     batch.reshape(-1)[np.repeat(starts, sizes) + within] = texts.gather(members)
@@ -115,20 +115,20 @@ def pack(
 def plan_rows(
     lengths: np.ndarray, *, seed: int, length: int | None = None
 ) -> tuple[Ragged, tuple[int, ...]]:
-    """Plans which rows stand side by side; the plan depends on lengths and seed alone.
+    """Plans which rows share a packed row, from lengths and seed alone.
 
     Args:
         lengths: tokens of each of N rows [N, C]; C is 2, question and answer, or 1 for
             both in one row.
-        seed: which rows are considered together.
-        length: how many tokens a packed row has, question and answer together; the
-            length of the longest row where None. Two columns share it as the questions
-            and answers of all rows do, and are then made as long as the longest. Where
-            that takes more room than padding would, both are as long as the longest.
+        seed: of the order in which rows are considered.
+        length: tokens per packed row, question and answer together; None: the length of
+            the longest row. Two columns divide it in the ratio of all questions to all
+            answers, each at least as long as its longest. If that takes more tokens
+            than padding, each is as long as its longest.
 
     Returns:
-        The members of each packed row, and the length of each column: together no more
-        tokens than all rows padded.
+        The members of each packed row, and the length of each column: in total at most
+        the tokens of all rows padded.
 
     Raises:
         DataError: the length is below that of the longest row.
@@ -161,16 +161,16 @@ def first_fit_decreasing(
     order: np.ndarray,
     window: int = _WINDOW,
 ) -> Ragged:
-    """Fills rows, the longest first, each where it first fits in every column.
+    """Packs rows, the longest first, each into the first that has room in every column.
 
-    Partners are sought within windows of the given order, so that chance still says
-    who stands with whom, and a plan takes linear time.
+    Rows are packed within windows of the given order, so that packed rows stay random
+    and planning takes linear time.
 
     Args:
-        lengths: what each of N rows takes, [N, C].
-        capacity: what a packed row holds of each column, [C].
+        lengths: of each of N rows, [N, C].
+        capacity: of a packed row in each column, [C].
         order: the N rows in the order of the windows.
-        window: rows in a window.
+        window: rows per window.
 
     Returns:
         The members of each packed row.
@@ -181,7 +181,7 @@ def first_fit_decreasing(
     [[1, 2], [3, 0]]
 
     Source: Johnson, *Near-optimal bin packing algorithms* (1973). Grain's packers are
-    iterators with a state, which cannot be asked for a step.
+    stateful iterators, which have no access by step.
     """
     rows, capacity_ = len(order), np.asarray(capacity)
     window = min(window, rows)
@@ -207,7 +207,7 @@ def _fit(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The rows of windows [W, R], longest first, and the bin of each [W, R].
 
-    All windows take a step together: a row of -1 takes no room.
+    All windows advance together: a row of -1 has no length.
     """
     sizes = np.where(windows[..., None] >= 0, lengths[windows], 0)  # [W, R, C]
     fullest = (sizes / capacity).max(axis=-1)

@@ -1,4 +1,4 @@
-"""Sequences of rows that cost little more memory than their text."""
+"""Sequences of rows that need little more memory than their text."""
 
 import bisect
 import itertools
@@ -14,7 +14,7 @@ _ROWS_AT_ONCE = 8192
 
 
 def named_answer(rows: Sequence[Row], number: int) -> str:
-    """An answer by its row's number, from 1, and its text, without a long one's middle.
+    """An answer by its row's number, from 1, and its text, shortened in the middle.
 
     >>> named_answer([{"question": "What is 3 plus 4?", "answer": "seven"}], 1)
     "the answer of row 1, 'seven',"
@@ -23,9 +23,9 @@ def named_answer(rows: Sequence[Row], number: int) -> str:
 
 
 class LineRows(Sequence[Row]):
-    """Alternating question and answer lines, kept as one block of bytes.
+    """Alternating question and answer lines, stored as one block of bytes.
 
-    DeepMind's training files hold millions of pairs: as dictionaries they would take
+    DeepMind's training files hold millions of pairs: as dictionaries they would need
     five times the memory of the text.
 
     Args:
@@ -70,25 +70,25 @@ class LineRows(Sequence[Row]):
         return {"question": question, "answer": answer}
 
     def take(self, places: np.ndarray) -> "LineRows":
-        """The rows at these places, without a copy of their text."""
+        """The rows at these indices, without a copy of their text."""
         return LineRows(self._block, self._starts[places], self._ends[places])
 
     def line(self, row: int, column: int) -> bytes:
-        """A row's question (column 0) or answer (1) as it stands in the block."""
+        """A row's question (column 0) or answer (1), unstripped."""
         return self._block[self._starts[row, column] : self._ends[row, column]]
 
     def line_lengths(self) -> np.ndarray:
-        """[N, 2], bytes of each question and answer, white space around included."""
+        """[N, 2], bytes of each question and answer, unstripped."""
         return self._ends - self._starts
 
     def first_bytes(self) -> np.ndarray:
-        """u8[N, 2], what each question and answer begins with; of an empty line, its
-        end."""
+        """u8[N, 2], the first byte of each question and answer; a newline if it is
+        empty."""
         return np.frombuffer(self._block, np.uint8)[self._starts]
 
     def invalid_lines(self) -> Iterator[int]:
-        """Lines that may be no text: 2 * row + column of those with other than ASCII
-        in them, or a byte of 0."""
+        """Lines that may not be text, as 2 * row + column: those with a non-ASCII byte
+        or a zero byte."""
         if self._block.isascii() and b"\0" not in self._block:
             return
         for line in range(2 * len(self)):
@@ -122,7 +122,7 @@ class PickedRows(Sequence[Row]):
         return self._rows[int(self._places[row])]
 
     def __iter__(self) -> Iterator[Row]:
-        # A file reads many rows at once faster than one by one.
+        # Files are faster to read many rows at once.
         many = getattr(self._rows, "__getitems__", None)
         for start in range(0, len(self), _ROWS_AT_ONCE):
             places = self._places[start : start + _ROWS_AT_ONCE].tolist()
@@ -130,7 +130,7 @@ class PickedRows(Sequence[Row]):
 
 
 class ComputedRows(Sequence[Row]):
-    """Rows that are made when they are asked for, each from its number alone.
+    """Rows that are computed when they are read, each from its number.
 
     >>> rows = ComputedRows(9, lambda n: {"question": f"{n}+1=", "answer": f"{n + 1}"})
     >>> rows[3], len(rows[2:7])
@@ -138,7 +138,7 @@ class ComputedRows(Sequence[Row]):
 
     Args:
         n: how many.
-        row: a row by its number in 0..n-1; pure.
+        row: a pure function of a row's number in 0..n-1.
     """
 
     def __init__(self, n: int, row: Callable[[int], Row]) -> None:
@@ -185,7 +185,7 @@ class JoinedRows(Sequence[Row]):
     def _slice(self, rows: range) -> list[Row]:
         if rows.step != 1:
             return [self[row] for row in rows]
-        # Part by part: a file reads many rows at once faster than one by one.
+        # Part by part: files are faster to read many rows at once.
         found, start = [], 0
         for part, stop in zip(self._parts, self._stops, strict=True):
             low, high = max(rows.start, start), min(rows.stop, stop)
@@ -196,7 +196,7 @@ class JoinedRows(Sequence[Row]):
 
 
 def spread(parts: Sequence[Sequence[Row]], n: int) -> JoinedRows:
-    """The first rows of each part, n in all, as evenly as the parts' sizes allow.
+    """The first rows of each part, n in total, as evenly as the parts' sizes allow.
 
     >>> one, many = ([{"question": "", "answer": answer}] for answer in ("1", "2"))
     >>> parts = [one, many * 9]
@@ -211,7 +211,7 @@ def spread(parts: Sequence[Sequence[Row]], n: int) -> JoinedRows:
         left -= shares[part]
     if left:
         raise ValueError(f"{n} rows were asked for, there are only {n - left}")
-    # A whole part is not sliced, so that what lies on disk may stay there.
+    # A whole part is not sliced, so that rows on disk stay there.
     return JoinedRows(
         [
             part if share == len(part) else part[:share]

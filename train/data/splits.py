@@ -1,4 +1,4 @@
-"""Which rows a config trains on, and which it evaluates on."""
+"""The rows that a config trains and evaluates on."""
 
 import dataclasses
 import os
@@ -8,18 +8,22 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from train.config import DataConfig
-from train.data.files import DataError
-from train.data.mathematics_splits import mathematics_parts
-from train.data.multiplication import cells, multiplication_test, multiplication_train
-from train.data.official import gsm8k, multirc, rjokes
+from train.data.arithmetic import (
+    arithmetic_questions,
+    cells,
+    multiplication_test,
+    multiplication_train,
+    three_digit_products,
+)
+from train.data.files import DataError, read_jsonl, read_tsv
+from train.data.mathematics import mathematics_parts
+from train.data.official import official_rows
 from train.data.rows import JoinedRows, PickedRows, Row, spread
-from train.data.sources import arithmetic_questions, read_jsonl, read_tsv
-from train.data.three_digits import three_digit_products
 
 _ARITHMETIC_TRAIN = 100_000
 _ARITHMETIC_EVAL = 1_000
 OWN_FILES = ("jsonl", "tsv")
-"""Datasets that are the user's own files."""
+"""Datasets in the user's own files."""
 _ONLY_FOR = {
     "subset": ("mathematics",),
     "generate": ("mathematics",),
@@ -30,12 +34,12 @@ _ONLY_FOR = {
     "paper_form": ("gsm8k", "multirc", "three_digits"),
     "validation_fraction": ("gsm8k", *OWN_FILES),
 }
-"""Fields that would do nothing elsewhere, though a run would look as if they had."""
+"""Fields that other datasets refuse, as they would have no effect there."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-    """What to train on, and what to evaluate on by name."""
+    """The training rows, and the evaluation sets by name."""
 
     train: Sequence[Row]
     evaluation: dict[str, Sequence[Row]]
@@ -59,15 +63,15 @@ def load_splits(data: DataConfig) -> Splits:
     Raw files are looked for in ``data.raw_dir``, else in ``$NTL_DATA_DIR``: in
     ``gsm8k/{train,test}.jsonl``, ``rjokes/{train,dev,test}.tsv``,
     ``multirc/{train,val}.jsonl`` and ``mathematics_dataset/SPLIT/MODULE.txt``, each
-    gzipped or not, and with or without that first folder. Without either variable they
-    are downloaded.
+    gzipped or not, with or without that first folder. If neither is set they are
+    downloaded.
 
     Args:
-        data: train_size rows are spread evenly over mathematics' files; eval_size rows
-            over its modules; elsewhere both take the first ones.
+        data: train_size rows are spread evenly over the files of mathematics, eval_size
+            rows over its modules; elsewhere both take the first rows.
 
     Returns:
-        Rows ``{"question": str, "answer": str}``, in random-access sequences.
+        Rows ``{"question": str, "answer": str}``, in sequences with random access.
 
     Raises:
         DataError: a file is missing or broken, or holds fewer rows than train_size or
@@ -78,9 +82,9 @@ def load_splits(data: DataConfig) -> Splits:
         "multiplication": _multiplication,
         "three_digits": _three_digits,
         "mathematics": _mathematics,
-        "gsm8k": _gsm8k,
-        "rjokes": _rjokes,
-        "multirc": _multirc,
+        "gsm8k": _official,
+        "rjokes": _official,
+        "multirc": _official,
         "jsonl": _own_files,
         "tsv": _own_files,
     }
@@ -149,19 +153,12 @@ def _mathematics(data: DataConfig) -> Splits:
     )
 
 
-def _gsm8k(data: DataConfig) -> Splits:
-    rows = gsm8k(data, _raw_folder(data, "gsm8k"))
-    return _with_validation(data, rows.pop("train"), rows)
-
-
-def _rjokes(data: DataConfig) -> Splits:
-    rows = rjokes(data, _raw_folder(data, "rjokes"))
-    return _sized(data, rows.pop(data.train_split), rows)
-
-
-def _multirc(data: DataConfig) -> Splits:
-    rows = multirc(data, _raw_folder(data, "multirc"))
-    return _sized(data, rows["train"], {"validation": rows["val"]})
+def _official(data: DataConfig) -> Splits:
+    rows = official_rows(data, _raw_folder(data, data.name))
+    train = rows.pop(data.train_split)
+    if data.name == "multirc":
+        rows = {"validation": rows["val"]}
+    return _with_validation(data, train, rows)
 
 
 def _own_files(data: DataConfig) -> Splits:
@@ -181,7 +178,7 @@ def _own_files(data: DataConfig) -> Splits:
 def _with_validation(
     data: DataConfig, train: Sequence[Row], evaluation: dict[str, Sequence[Row]]
 ) -> Splits:
-    """Holds a share of the training rows out, and takes the sizes asked for."""
+    """Holds out a fraction of the training rows, then takes the requested sizes."""
     if not 0.0 <= data.validation_fraction < 1.0:
         raise DataError(
             f"validation_fraction must be in [0, 1), got {data.validation_fraction}"
@@ -205,7 +202,7 @@ def _with_validation(
 def _sized(
     data: DataConfig, train: Sequence[Row], evaluation: Mapping[str, Sequence[Row]]
 ) -> Splits:
-    """The first rows, as many as asked for."""
+    """The first rows, in the requested sizes."""
     size = len(train) if data.train_size is None else data.train_size
     if size > len(train):
         raise _too_few(data, len(train))
@@ -223,7 +220,7 @@ def _too_few(data: DataConfig, rows: int) -> DataError:
 
 
 def _head(parts: Sequence[Sequence[Row]], data: DataConfig) -> Sequence[Row]:
-    """The first eval_size rows, spread over the parts; all where that is fewer."""
+    """The first eval_size rows, spread over the parts; all if there are fewer."""
     total = sum(map(len, parts))
     size = total if data.eval_size is None else min(total, data.eval_size)
     return JoinedRows(parts) if size == total else spread(parts, size)

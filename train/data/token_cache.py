@@ -1,7 +1,7 @@
-"""Token ids kept on disk, so that they are made once and not at every start.
+"""Token ids cached on disk, so that data is tokenised once and not in every run.
 
-They are found again by a hash of all that they come from: every question and answer,
-the tokenizer's files, and the settings.
+Their key is a hash of all that they depend on: every question and answer, the
+tokenizer's files, and the settings.
 """
 
 import hashlib
@@ -18,9 +18,9 @@ from ntl_jax.tokenization.hugging_face import Tokenizer
 from train.data.files import DataError
 from train.data.rows import Row
 
-_FORMAT = 1  # to be raised where the same rows become other ids
+_FORMAT = 1  # raise it when the same rows become other ids
 _ROWS_AT_ONCE = 8192
-_PROBE = "0123456789 1,234.5 -6 x = 7%"  # split or not: no file of a tokenizer says
+_PROBE = "0123456789 1,234.5 -6 x = 7%"  # whether digits are split is in no file
 
 Arrays = dict[str, np.ndarray]
 logger = logging.getLogger("train")
@@ -34,22 +34,21 @@ def cached(
     make: Callable[[], Arrays],
     names: Sequence[str],
 ) -> Arrays:
-    """What `make` returns, from the folder where it was made before.
+    """What `make` returns, or what the folder has of an earlier run.
 
     Args:
-        folder: of this machine; made where it is missing.
-        rows: all questions and answers that the arrays come from.
-        tokenizer: what they are read with.
-        settings: whatever else the arrays depend on, as JSON holds it.
-        make: makes the arrays.
+        folder: on this machine; created if it is missing.
+        rows: all questions and answers.
+        tokenizer: that encodes them.
+        settings: whatever else the arrays depend on, as JSON.
+        make: computes the arrays.
         names: of the arrays.
 
     Returns:
-        The arrays by name; those read from disk stay there until they are looked at.
+        The arrays by name; those on disk are memory-mapped.
 
     Raises:
-        DataError: the folder cannot be made. Where what was made cannot be written, a
-            warning says so, and nothing is lost.
+        DataError: the folder cannot be created. A failure to write is only a warning.
     """
     folder = pathlib.Path(folder)
     try:
@@ -87,19 +86,19 @@ def _key(rows: Sequence[Row], tokenizer: Tokenizer, settings: dict[str, object])
 
 
 def _read(place: pathlib.Path, names: Sequence[str]) -> Arrays | None:
-    """The arrays of a finished folder; None, with a warning, where they are damaged."""
+    """The arrays of a finished folder; None, with a warning, if they are damaged."""
     if not place.is_dir():
         return None
     try:
         return {name: np.load(place / f"{name}.npy", mmap_mode="r") for name in names}
     except (OSError, ValueError) as error:
-        logger.warning("%s is damaged (%s): made anew", place, error)
+        logger.warning("%s is damaged (%s): tokenising instead", place, error)
         shutil.rmtree(place)
         return None
 
 
 def _write(place: pathlib.Path, arrays: Arrays) -> None:
-    """Writes all or nothing: the folder gets its name when all in it is written."""
+    """Writes atomically: the folder is renamed once all files are written."""
     unfinished = pathlib.Path(tempfile.mkdtemp(prefix="unfinished-", dir=place.parent))
     try:
         for name, array in arrays.items():
@@ -109,8 +108,8 @@ def _write(place: pathlib.Path, arrays: Arrays) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
         if not place.is_dir():  # another process may have been faster
             logger.warning(
-                "the token ids cannot be kept in %s (%s): the next start makes them "
-                "again",
+                "the token ids cannot be kept in %s (%s): the next run tokenises "
+                "instead",
                 place,
                 error.strerror,
             )

@@ -1,4 +1,4 @@
-"""Rows of text to compact arrays of token ids, and those to padded batches."""
+"""Rows of text to arrays of token ids, and these to padded batches."""
 
 import dataclasses
 import functools
@@ -8,12 +8,12 @@ from typing import TypeVar
 import numpy as np
 
 from ntl_jax.tokenization.hugging_face import Tokenizer
-from train.data.files import RowError
-from train.data.sources import DataError, Row
+from train.data.files import DataError, RowError
+from train.data.rows import Row
 from train.data.token_cache import Arrays, cached
 
 IGNORE_INDEX = -100
-_ROWS_AT_ONCE = 8192  # bounds the Python lists that live beside the arrays
+_ROWS_AT_ONCE = 8192  # bounds the memory of Python lists
 _ARRAYS = ("sources", "source_offsets", "targets", "target_offsets", "truncated")
 _MULTIPLE = 8  # lengths are rounded up to it: few shapes, and aligned ones
 
@@ -23,7 +23,7 @@ Length = TypeVar("Length", int, np.ndarray)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ragged:
-    """Rows of different lengths, end to end: row i is values[offsets[i]:offsets[i+1]].
+    """Concatenated rows of different lengths: row i is values[offsets[i]:offsets[i+1]].
 
     Args:
         values: [total], integers.
@@ -32,6 +32,12 @@ class Ragged:
 
     values: np.ndarray
     offsets: np.ndarray
+
+    @classmethod
+    def from_sizes(cls, values: np.ndarray, sizes: Sequence[int]) -> "Ragged":
+        """Concatenated values, and the length of each row."""
+        ends = np.cumsum(sizes, dtype=np.int64)
+        return cls(values, np.concatenate([[0], ends]))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -44,7 +50,7 @@ class Ragged:
         return self.offsets[rows + 1] - self.offsets[rows]
 
     def gather(self, rows: np.ndarray) -> np.ndarray:
-        """The values of these rows [B], end to end."""
+        """The values of these rows [B], concatenated."""
         sizes = self.sizes(rows)
         gaps = self.offsets[rows] - (np.cumsum(sizes) - sizes)
         return self.values[np.arange(sizes.sum()) + np.repeat(gaps, sizes)]
@@ -54,7 +60,7 @@ class Ragged:
         return int(np.diff(self.offsets).max())
 
     def pad(self, rows: np.ndarray, length: int, fill: int) -> tuple:
-        """Rows [B] as i32[B, length], filled up, and a bool[B, length] of real ones."""
+        """Rows [B] padded to i32[B, length], and the mask of real values, bool."""
         starts = self.offsets[rows]
         sizes = self.offsets[rows + 1] - starts
         columns = np.arange(length)
@@ -70,11 +76,11 @@ class TokenizedDataset:
     Args:
         sources: ids of the questions, end-of-sequence last.
         targets: ids of the answers, end-of-sequence last.
-        pad_token_id: what fills questions up.
+        pad_token_id: what questions are padded with.
         source_length: S, the padded length of questions [tokens].
         target_length: T, the padded length of answers [tokens].
-        truncated_sources: how many questions were too long and were cut.
-        truncated_targets: how many answers were.
+        truncated_sources: number of truncated questions.
+        truncated_targets: number of truncated answers.
     """
 
     sources: Ragged
@@ -99,11 +105,11 @@ class TokenizedDataset:
         return np.stack([np.diff(side.offsets) for side in sides], axis=1)
 
     def eval_batch(self, rows: np.ndarray) -> Batch:
-        """The rows [B] as `batch`, with what generation starts from."""
+        """The rows [B] as `batch`, with the prompts of generation."""
         return self.batch(rows)
 
     def count_tokens(self, batch: Batch) -> int:
-        """How many tokens of a batch are no padding."""
+        """The number of tokens in a batch without padding."""
         answers = int((batch["labels"] != IGNORE_INDEX).sum())
         return int(batch["attention_mask"].sum()) + answers
 
@@ -111,9 +117,8 @@ class TokenizedDataset:
         """The rows [B] as a padded batch.
 
         Args:
-            rows: which.
-            lengths: S and T, at least those of these rows; those of all rows where
-                None.
+            rows: their indices.
+            lengths: S and T, at least those of these rows; None: those of all rows.
 
         Returns:
             ``input_ids`` i32[B, S], ``attention_mask`` bool[B, S], and ``labels``
@@ -127,9 +132,9 @@ class TokenizedDataset:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CausalDataset(TokenizedDataset):
-    """The same for decoder-only models: question and answer in one row.
+    """The same for decoder-only models: each answer follows its question in one row.
 
-    The questions have no end-of-sequence token, and the answers follow them.
+    The questions have no end-of-sequence token.
     """
 
     @functools.cached_property
@@ -150,13 +155,13 @@ class CausalDataset(TokenizedDataset):
         """The rows [B] as a padded batch.
 
         Args:
-            rows: which.
-            lengths: L, at least that of these rows; that of all rows where None.
+            rows: their indices.
+            lengths: L, at least that of these rows; None: that of all rows.
 
         Returns:
             ``input_ids`` i32[B, L] and ``attention_mask`` bool[B, L] of question and
-            answer, and ``labels`` i32[B, L]: the answer's tokens where they stand, the
-            end-of-sequence token last, -100 elsewhere.
+            answer, and ``labels`` i32[B, L]: the answer's tokens at their positions,
+            the end-of-sequence token last, -100 elsewhere.
         """
         (length,) = lengths or self.shape
         asked, is_asked = self.sources.pad(rows, length, self.pad_token_id)
@@ -173,11 +178,11 @@ class CausalDataset(TokenizedDataset):
         }
 
     def eval_batch(self, rows: np.ndarray) -> Batch:
-        """Like `batch`, and the questions alone.
+        """Like `batch`, and the questions as prompts.
 
         Returns:
-            ``prompt_ids`` i32[B, S] and ``prompt_mask`` bool[B, S] besides, filled up
-            on the left, so that every answer begins at the same place.
+            also ``prompt_ids`` i32[B, S] and ``prompt_mask`` bool[B, S], padded on the
+            left, so that every answer begins at the same position.
         """
         asked, mask = self.sources.pad(rows, self.source_length, self.pad_token_id)
         shift = self.source_length - mask.sum(axis=1)
@@ -189,7 +194,7 @@ class CausalDataset(TokenizedDataset):
         return self.batch(rows) | prompts
 
     def count_tokens(self, batch: Batch) -> int:
-        """How many tokens of a batch are no padding."""
+        """The number of tokens in a batch without padding."""
         return int(batch["attention_mask"].sum())
 
 
@@ -205,21 +210,21 @@ def tokenize_rows(
 ) -> TokenizedDataset:
     """Tokenises every row once.
 
-    What is too long loses its end, but keeps the end-of-sequence token. S and T are the
-    longest rows after that, rounded up to a multiple of 8.
+    Long texts are truncated at the end, but keep the end-of-sequence token. S and T are
+    the longest rows after that, rounded up to a multiple of 8.
 
     Args:
         rows: N rows, at least one.
         tokenizer: whose `encode_batch` ends each text with end-of-sequence.
-        max_source_length: questions keep at most so many tokens.
-        max_target_length: answers keep at most so many tokens.
+        max_source_length: the most tokens of a question.
+        max_target_length: the most tokens of an answer.
         vocab_size: the model's number of logit columns; every id must be below it.
-        separator: what stands between question and answer of a decoder-only model;
-            None for an encoder-decoder.
-        cache: folder that keeps the ids for the next time; None keeps none.
+        separator: text between question and answer of a decoder-only model; None for an
+            encoder-decoder.
+        cache: folder that keeps the ids between runs; None keeps none.
 
     Returns:
-        A `CausalDataset` where there is a separator.
+        A `CausalDataset` if there is a separator.
 
     Raises:
         DataError: no rows, a maximum below 1, or an id outside the vocabulary.
@@ -246,11 +251,11 @@ def tokenize_rows(
         row = 1 + int(np.argmin(np.diff(sources.offsets)))
         raise DataError(
             f"the question of row {row} has no token: a decoder-only model needs one "
-            "to begin with; leave the row out, or set a separator"
+            "to begin with; remove the row, or set a separator"
         )
     if vocab_size is not None:
         for name, ragged in (("question", sources), ("answer", targets)):
-            _check_range(name, ragged, vocab_size)
+            _check_ids(name, ragged, vocab_size)
     return (CausalDataset if causal else TokenizedDataset)(
         sources=sources,
         targets=targets,
@@ -268,7 +273,7 @@ def _token_ids(
     limits: tuple[int, int],
     separator: str | None,
 ) -> Arrays:
-    """The ids of both columns and where each row begins, and how many were cut."""
+    """The ids and row offsets of both columns, and how many rows were truncated."""
     source = _Column(limits[0], ends=separator is None)
     target = _Column(limits[1])
     for start in range(0, len(rows), _ROWS_AT_ONCE):
@@ -286,11 +291,11 @@ def _token_ids(
 
 
 class _Column:
-    """Collects the ids of one column of the rows, cut to a maximal length."""
+    """Collects the ids of one column of the rows, truncated to a maximum length."""
 
     def __init__(self, max_length: int, ends: bool = True) -> None:
         self.truncated = 0
-        self._ends = ends  # with the end-of-sequence token
+        self._ends = ends  # in the end-of-sequence token
         self._max_length = max_length
         self._values: list[np.ndarray] = []
         self._lengths: list[int] = []
@@ -309,11 +314,10 @@ class _Column:
         self._lengths.extend(map(len, encoded))
 
     def ragged(self) -> Ragged:
-        ends = np.cumsum(self._lengths, dtype=np.int64)
-        return Ragged(np.concatenate(self._values), np.concatenate([[0], ends]))
+        return Ragged.from_sizes(np.concatenate(self._values), self._lengths)
 
 
-def _check_range(name: str, ragged: Ragged, vocab_size: int) -> None:
+def _check_ids(name: str, ragged: Ragged, vocab_size: int) -> None:
     low, high = int(ragged.values.min()), int(ragged.values.max())
     if low < 0 or high >= vocab_size:
         bad = low if low < 0 else high

@@ -1,4 +1,4 @@
-"""Finished runs evaluated anew: with beams, by other rules for numbers, elsewhere."""
+"""Evaluates finished runs: with beams, other rules for numbers, or other devices."""
 
 import dataclasses
 import logging
@@ -44,22 +44,22 @@ class Evaluation:
     """Evaluates a finished run, or every run of a comparison, from its checkpoint."""
 
     evaluation: EvalConfig
-    """How to decode and to count."""
+    """How to decode and score."""
     mesh: MeshConfig
-    """How many devices each mesh axis takes; by default as in training, or what fits
-    the devices that are here."""
+    """Devices per mesh axis; by default as in training, or what fits the devices of
+    this machine."""
     sets: tuple[str, ...] = ()
     """The evaluation sets; by default all."""
     eval_size: int | None = None
-    """So many rows of each, as in training by default."""
+    """Rows of each set; by default as in training."""
     eval_file: str | None = None
-    """jsonl, tsv: other rows than those of the run."""
+    """jsonl, tsv: rows to evaluate on instead of those of the run."""
     raw_dir: str | None = None
-    """Folder of raw files, where it is not the run's."""
+    """Folder of raw files, if it is not that of the run."""
     out: str | None = None
-    """Folder for evaluation.json, predictions.jsonl and comparison.md (default: beside
-    the checkpoint, named by how the answers were decoded). None of the run's own files
-    changes."""
+    """Folder for evaluation.json, predictions.jsonl and comparison.md (default: in
+    the run's folder, named by the kind of decoding). The run's own files do not
+    change."""
 
 
 def evaluate(path: AnyPath, arguments: Sequence[str]) -> str:
@@ -81,29 +81,29 @@ def evaluate(path: AnyPath, arguments: Sequence[str]) -> str:
     configs = {name: read_train_config(run) for name, run in runs.items()}
     first = next(iter(configs.values()))
     mesh = fitting_mesh(first.mesh, first.model)
-    asked = tyro.cli(
+    options = tyro.cli(
         Evaluation,
         default=Evaluation(first.evaluation, mesh),
         args=list(arguments),
         prog=f"python -m train evaluate {path}",
     )
-    folder = _folder(path, asked)
+    folder = _output_folder(path, options)
     run_dirs = {}
     for name, run in runs.items():
-        config = _changed(configs[name], asked)
+        config = _changed(configs[name], options)
         run_dirs[name] = folder if len(runs) == 1 else folder / name
         logger.info("evaluating %s", run)
-        _evaluate(run, config, asked.sets, run_dirs[name])
+        _evaluate(run, config, options.sets, run_dirs[name])
     return report(run_dirs, folder)
 
 
-def _folder(path: AnyPath, asked: Evaluation) -> AnyPath:
-    """Where to write; it is empty."""
-    decoding = asked.evaluation
+def _output_folder(path: AnyPath, options: Evaluation) -> AnyPath:
+    """The folder to write to, which must be empty."""
+    decoding = options.evaluation
     words = ["evaluation", f"beams{decoding.beams}" if decoding.beams > 1 else "greedy"]
     words += [decoding.numbers] if decoding.numbers != "argmax" else []
     words += ["paper"] if decoding.paper_compat else []
-    folder = any_path(asked.out) if asked.out else path / "-".join(words)
+    folder = any_path(options.out) if options.out else path / "-".join(words)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(
             f"{folder} is a file or is not empty: name a new folder with --out."
@@ -111,27 +111,27 @@ def _folder(path: AnyPath, asked: Evaluation) -> AnyPath:
     return folder
 
 
-def _changed(config: TrainConfig, asked: Evaluation) -> TrainConfig:
-    """The run's config with what was asked for; checked on this machine."""
-    if asked.eval_file is not None and config.data.name not in OWN_FILES:
+def _changed(config: TrainConfig, options: Evaluation) -> TrainConfig:
+    """The run's config with the requested changes, validated for this machine."""
+    if options.eval_file is not None and config.data.name not in OWN_FILES:
         raise ConfigError(
             f"--eval-file is for runs of {' or '.join(OWN_FILES)}, not of "
             f"{config.data.name}: leave it out."
         )
-    given = {
-        name: getattr(asked, name)
+    changes = {
+        name: getattr(options, name)
         for name in ("eval_size", "eval_file", "raw_dir")
-        if getattr(asked, name) is not None
+        if getattr(options, name) is not None
     }
-    # How training cut its batches has no part in this: it need not fit the mesh.
-    sizes = mesh_shape(asked.mesh, jax.device_count())
-    given["batch_size"] = sizes["data"] * sizes["fsdp"]
-    data = dataclasses.replace(config.data, **given)
+    # The batch size of training need not fit this mesh.
+    sizes = mesh_shape(options.mesh, jax.device_count())
+    changes["batch_size"] = sizes["data"] * sizes["fsdp"]
+    data = dataclasses.replace(config.data, **changes)
     config = dataclasses.replace(
         config,
         model=runnable(config.model),
-        evaluation=asked.evaluation,
-        mesh=asked.mesh,
+        evaluation=options.evaluation,
+        mesh=options.mesh,
         data=data,
         accumulate=1,
     )

@@ -1,4 +1,4 @@
-"""The scores of generated answers: one number a name, and what needs a table."""
+"""The scores of generated answers: single numbers, and tables."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ from train.config import EvalConfig
 from train.data import Row
 
 RESAMPLES = 1000
-"""Of each bootstrap interval."""
+"""Resamples of each bootstrap interval."""
 
 ERRORS: Mapping[str, tuple[bool, Statistic]] = {
     "mae": (False, mean),
@@ -39,17 +39,17 @@ ERRORS: Mapping[str, tuple[bool, Statistic]] = {
     "median_ae": (False, median),
     "log_mae": (True, mean),
 }
-"""Scores of errors: whether they are of logarithms, and the statistic."""
+"""Scores of errors: whether the errors are of logarithms, and the statistic."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """What was asked, answered and written, N rows of each.
+    """N rows, and the answers generated for them.
 
     Attributes:
         rows: questions and right answers.
-        predictions: the answers, as text.
-        tokens: the same as ids, the end-of-sequence token last where there is one.
+        predictions: the generated answers as text.
+        tokens: the same as ids, ending with the end-of-sequence token if there is one.
         labels: the right answers as ids, likewise.
     """
 
@@ -65,7 +65,7 @@ class Answers:
 
 
 def numbered(rows: Sequence[Row], *, paper_compat: bool = False) -> list[int]:
-    """Which rows have an answer with a number in it: number metrics are of them."""
+    """The indices of rows whose answer holds a number, which number metrics use."""
     mode = "paper" if paper_compat else "grammar"
     return [
         place
@@ -75,17 +75,17 @@ def numbered(rows: Sequence[Row], *, paper_compat: bool = False) -> list[int]:
 
 
 def answer_metrics(answers: Answers, config: EvalConfig) -> dict[str, Any]:
-    """Every score that is one number.
+    """All scores that are single numbers.
 
     Args:
         answers: N of them.
-        config: `paper_compat` counts everything as the paper's code does.
+        config: `paper_compat` scores as the paper's code does.
 
     Returns:
-        `numeric_metrics` of the rows whose answer holds a number, ``n`` of them, where
-        there is one, and ``rounded_accuracy``, to two decimals; ``mape`` (``_median``,
-        ``_penalised``) over cells of operand lengths where the questions have two
-        operands; ``token_accuracy`` and ``sequence_accuracy``; BLEU and ROUGE where an
+        `numeric_metrics` of the ``n`` rows whose answer holds a number, if there are
+        any, and ``rounded_accuracy``, to two decimals; ``mape`` (``_median``,
+        ``_penalised``) over cells of operand lengths if the questions have two
+        operands; ``token_accuracy`` and ``sequence_accuracy``; BLEU and ROUGE if an
         answer holds a word.
     """
     compat = config.paper_compat
@@ -98,7 +98,7 @@ def answer_metrics(answers: Answers, config: EvalConfig) -> dict[str, Any]:
         metrics |= numeric_metrics(predictions, references, paper_compat=compat)
         rows = [answers.rows[place] for place in kept]
         pairs = read_pairs(predictions, references, paper_compat=compat)
-        # Float64 holds not every digit of a long number; the error is of the exact one.
+        # The error is exact; float64 would lose digits of long numbers.
         near = pairs.parsed & (np.abs(pairs.error) <= 0.01)
         guesses = np.where(near, pairs.p, np.nan)
         metrics["rounded_accuracy"] = rounded_accuracy(guesses, pairs.y)
@@ -118,19 +118,19 @@ def answer_metrics(answers: Answers, config: EvalConfig) -> dict[str, Any]:
 def answer_tables(
     rows: Sequence[Row], predictions: Sequence[str], *, paper_compat: bool = False
 ) -> dict[str, Any]:
-    """What one number does not say, as JSON holds it.
+    """The scores that need a table, as JSON values.
 
     Args:
         rows: N questions and answers.
         predictions: N generated texts.
-        paper_compat: reads and compares numbers as the paper's code does.
+        paper_compat: parses and compares numbers as the paper's code does.
 
     Returns:
-        ``intervals`` (95%, of other questions), ``baselines`` (always the mean, the
-        median, the mode of the answers), ``error_rates`` by kind of label,
+        ``intervals`` (95%, over questions), ``baselines`` (always the mean, the median
+        or the mode of the answers), ``error_rates`` by kind of label,
         ``digit_accuracy`` by place, ``error_histograms`` by last digit, and ``cells``
-        by operand lengths (None where questions have not two operands); nothing where
-        no answer holds a number.
+        by operand lengths (empty unless all questions have two operands); empty if no
+        answer holds a number.
     """
     kept = numbered(rows, paper_compat=paper_compat)
     if not kept:
@@ -153,14 +153,14 @@ def answer_tables(
 
 
 def score_intervals(pairs: NumberPairs) -> dict[str, tuple[float, float] | None]:
-    """95% intervals: Wilson's of shares, bootstrapped of errors.
+    """95% intervals: Wilson's for rates, bootstrapped for errors.
 
     Args:
         pairs: N pairs of numbers.
 
     Returns:
         Bounds of ``number_accuracy``, ``unparsable_rate``, the scores in `ERRORS` and
-        the same ``_penalised``; None where no prediction holds a number.
+        the same ``_penalised``; None if no prediction holds a number.
     """
     right = pairs.within(1e-5, 1e-8) if pairs.paper_compat else pairs.exact
     shares = {"number_accuracy": right, "unparsable_rate": ~pairs.parsed}
@@ -182,7 +182,7 @@ def score_intervals(pairs: NumberPairs) -> dict[str, tuple[float, float] | None]
 
 
 def plain(value: Any) -> Any:
-    """Named tuples as objects, arrays as lists: what JSON can hold."""
+    """Converts to JSON values: named tuples to objects, arrays to lists."""
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):
@@ -199,7 +199,7 @@ def _mape(pairs: NumberPairs, rows: Sequence[Row]) -> dict[str, float | None]:
 
 
 def _cells(pairs: NumberPairs, rows: Sequence[Row]) -> dict[Any, Any]:
-    """Scores by the lengths of both operands; empty where a row has not two."""
+    """Scores by the lengths of both operands; empty unless all rows have two."""
     lengths = [operand_digits(row["question"]) for row in rows]
     if any(len(digits) != 2 for digits in lengths):
         return {}

@@ -17,8 +17,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
-from train.config import ConfigError
-from train.config.hosts import HostsConfig
+from train.config import ConfigError, HostsConfig
 
 _NO_CLUSTER = "coordinator_address should be defined"  # jax.distributed's own words
 _stall_timeout: int | None = None  # as faulthandler's timer, one per process

@@ -1,4 +1,4 @@
-"""The same run with and without its number loss, side by side."""
+"""Trains a run with and without its number loss, and compares both."""
 
 import dataclasses
 import logging
@@ -30,13 +30,13 @@ def folder_name(loss: str) -> str:
 def variants(config: TrainConfig) -> dict[str, TrainConfig]:
     """The runs of a comparison by name, cross entropy alone first.
 
-    There the number losses keep a coefficient of 0: they are logged, and add nothing.
+    In it the number losses have a coefficient of 0: they are only logged.
 
     Raises:
         ConfigError: the config's own loss is cross entropy alone.
     """
     present = [t for t in NUMBER_TERMS if getattr(config.loss, t) is not None]
-    # But for RAFT, whose presence takes the score out of cross entropy.
+    # Except RAFT, whose presence removes the score from cross entropy.
     switched_off = dict.fromkeys(present, 0.0) | {"raft": None}
     cross_entropy = dataclasses.replace(config.loss, ce=1.0, **switched_off)
     if config.loss == cross_entropy:
@@ -51,11 +51,11 @@ def variants(config: TrainConfig) -> dict[str, TrainConfig]:
 
 
 def run_comparison(config: TrainConfig, run_dir: AnyPath) -> str:
-    """Trains every variant in a folder of its own below `run_dir`, and compares them.
+    """Trains every variant in a subfolder of `run_dir`, and compares them.
 
     Returns:
-        On the first host, the table, which is also written to comparison.md;
-        comparison.png stands beside it.
+        On the first host, the table, which is also written to comparison.md, beside
+        comparison.png.
     """
     run_dirs = {}
     for name, variant in variants(config).items():

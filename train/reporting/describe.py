@@ -1,4 +1,4 @@
-"""What a preset's data is, before it is trained on: `python -m train describe`."""
+"""Describes a preset's data before training: `python -m train describe`."""
 
 from collections.abc import Sequence
 
@@ -18,25 +18,25 @@ from train.data import (
 from train.data.inputs import open_tokenizer, tokenizer_name
 from train.data.masked import mask_rows
 from train.data.number_tokens import COVERAGE_ROWS, number_vocab
-from train.data.order import GROUPED_STEPS, grouped_rows
+from train.data.pipeline import GROUPED_STEPS, grouped_rows
 from train.heads.families import is_decoder_only
 
 MOST_ROWS = 100_000
-"""Of a larger set, so many rows evenly spread are looked at."""
+"""Of larger sets, this many evenly spaced rows are sampled."""
 _UNCUT = 2**31 - 1  # tokens
 _EXAMPLES = 3
 _SHOWN = 400  # characters of a question or an answer
-_BUCKETS = 4  # where the preset has none
-_GROUPS = 16  # of steps that padding in buckets is measured on
-_WITHHELD = ("rjokes", "multirc")  # rows that their licences let nobody republish
+_BUCKETS = 4  # if the preset has none
+_GROUPS = 16  # groups of steps to measure the padding of buckets on
+_WITHHELD = ("rjokes", "multirc")  # their licences forbid republishing rows
 
 
 def describe(config: TrainConfig) -> str:
     """Rows, lengths, truncation, numbers, padding and examples of a preset's data.
 
     Raises:
-        ConfigError: the tokenizer cannot be had, or a run would refuse what the config
-            says of the data.
+        ConfigError: the tokenizer is not found, or a run would refuse the data's
+            fields.
         DataError: a file is missing or malformed.
     """
     validate_data(config)
@@ -63,7 +63,7 @@ def describe(config: TrainConfig) -> str:
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-def _looked_at(rows: Sequence[Row]) -> Sequence[Row]:
+def _sampled(rows: Sequence[Row]) -> Sequence[Row]:
     if len(rows) <= MOST_ROWS:
         return rows
     chosen = np.linspace(0, len(rows) - 1, MOST_ROWS).astype(np.int64)
@@ -73,9 +73,9 @@ def _looked_at(rows: Sequence[Row]) -> Sequence[Row]:
 def _tokenized(
     rows: Sequence[Row], config: TrainConfig, tokenizer: Tokenizer
 ) -> TokenizedDataset:
-    """Rows as ids, none of them cut."""
+    """Rows as ids, untruncated."""
     return tokenize_rows(
-        _looked_at(rows),
+        _sampled(rows),
         tokenizer,
         max_source_length=_UNCUT,
         max_target_length=_UNCUT,
@@ -84,13 +84,13 @@ def _tokenized(
 
 
 def _rows(sets: dict[str, Sequence[Row]]) -> list[list[str]]:
-    looked_at = [
+    notes = [
         f"{MOST_ROWS:,} of them below" if len(rows) > MOST_ROWS else ""
         for rows in sets.values()
     ]
     return [["split", "rows", ""]] + [
         [name, f"{len(rows):,}", note]
-        for (name, rows), note in zip(sets.items(), looked_at, strict=True)
+        for (name, rows), note in zip(sets.items(), notes, strict=True)
     ]
 
 
@@ -120,7 +120,7 @@ def _numbers(
     rows: Sequence[Row],
     dataset: TokenizedDataset,
 ) -> list[str]:
-    """How much of the answers the number losses see."""
+    """The fraction of the answers that number losses see."""
     if isinstance(tokenizer, XvalTokenizer):
         sides = (dataset.sources, dataset.targets)
         asked, answered = ((s.values == tokenizer.num_id).mean() for s in sides)
@@ -156,12 +156,12 @@ def _as_trained(
     config: TrainConfig,
     tokenizer: Tokenizer,
 ) -> np.ndarray:
-    """Tokens of each row as training lays it out, both sides cut: [N, 2], or [N, 1]
-    where question and answer share a row."""
+    """Tokens of each row in training, both sides truncated: [N, 2], or [N, 1] if
+    question and answer share a row."""
     limits = config.data.max_source_length, config.data.max_target_length
     if isinstance(tokenizer, XvalTokenizer):
         return mask_rows(
-            _looked_at(rows),
+            _sampled(rows),
             tokenizer,
             max_source_length=limits[0],
             max_target_length=limits[1],
@@ -172,10 +172,10 @@ def _as_trained(
 
 
 def _padding(lengths: np.ndarray, config: TrainConfig) -> list[list[str]]:
-    """What share of a batch is padding: to the longest row, in buckets, packed."""
+    """The fraction of padding in batches: to the longest row, in buckets, packed."""
     data = config.data
     one = make_buckets(lengths, 1).lengths[0]
-    table = [["training batches", "length", "padding", "rows a row"]]
+    table = [["training batches", "length", "padding", "rows per row"]]
     table.append(
         ["padded", _shape(one), f"{1 - lengths.mean(0).sum() / one.sum():.1%}"]
     )
@@ -194,7 +194,7 @@ def _padding(lengths: np.ndarray, config: TrainConfig) -> list[list[str]]:
     shapes = ", ".join(map(_shape, buckets.lengths))
     table.append([f"--data.buckets {count}", shapes, f"{1 - real / padded:.1%}"])
 
-    if config.head == "lm":  # the others take no packed rows
+    if config.head == "lm":  # other heads take no packed rows
         plan, shape = plan_rows(lengths, seed=data.seed, length=data.packed_length)
         padding = 1 - lengths.sum() / (len(plan) * sum(shape))
         each = f"{len(lengths) / len(plan):.2f}"
@@ -212,7 +212,7 @@ def _examples(config: TrainConfig, rows: Sequence[Row]) -> list[str]:
     for withheld in _WITHHELD:
         if any(withheld in name.lower() for name in names):
             return [
-                f"examples: withheld, the licence of {withheld} forbids to show rows"
+                f"examples: withheld, the licence of {withheld} forbids showing rows"
             ]
     lines = []
     for row in rows[:_EXAMPLES]:
@@ -228,7 +228,7 @@ def _short(text: str) -> str:
 
 
 def _table(rows: list[list[str]]) -> list[str]:
-    """Columns of equal width, the first flush left."""
+    """Aligned columns, the first one to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *rest in rows:

@@ -1,4 +1,4 @@
-"""Figures of finished runs; matplotlib is imported where one is drawn."""
+"""Figures of finished runs; matplotlib is imported only to draw one."""
 
 import io
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ def offset_distribution(
     """Mean predicted probability by signed distance from the true digit.
 
     Args:
-        digits: f64 [K, K], row k the mean distribution where the label is token k.
+        digits: f64 [K, K], row k the mean distribution for label token k.
         counts: f64 [K], labels of each token.
-        values: f64 [K], what the tokens are worth.
+        values: f64 [K], the values of the tokens.
 
     Returns:
         The distances, and the probability at each, averaged over all labels.
@@ -39,7 +39,7 @@ def comparison_figure(
 
     Args:
         run_dirs: finished runs by name.
-        evaluations: theirs.
+        evaluations: of these runs.
         path: the PNG to write.
     """
     import matplotlib
@@ -55,7 +55,7 @@ def comparison_figure(
         axes[0], (("ce", "cross entropy"), ("was", "NTL-WAS")), strict=False
     ):
         _draw_curves(axis, run_dirs, term)
-        axis.set(xlabel="step", ylabel=label, title=f"{label} while training")
+        axis.set(xlabel="step", ylabel=label, title=f"{label} in training")
     for axis, name in zip(axes[1], sets, strict=False):
         _draw_offsets(axis, evaluations, name)
         axis.set(
@@ -102,17 +102,17 @@ def _draw_offsets(axis: Any, evaluations: Mapping[str, Evaluation], name: str) -
 
 
 def error_figure(evaluations: Mapping[str, Evaluation], path: AnyPath) -> bool:
-    """Draws histograms of prediction - answer, a row a last digit of the answer.
+    """Draws histograms of prediction - answer, one row per last digit of the answer.
 
-    Shades are shares of the answers with that last digit; what lies beyond the bins, or
-    holds no number, is missing from them.
+    Shades are fractions of the answers with that last digit; predictions beyond the
+    bins, or without a number, are missing from them.
 
     Args:
         evaluations: by run, of the same sets.
         path: the PNG to write.
 
     Returns:
-        Whether there was an answer with a number to draw.
+        Whether there was an answer with a number.
 
     Source: *Regress, Don't Guess* (ICML 2025), figure of error histograms.
     """
@@ -153,7 +153,7 @@ def error_figure(evaluations: Mapping[str, Evaluation], path: AnyPath) -> bool:
 
 
 def error_shares(histograms: Mapping[str, Any]) -> np.ndarray:
-    """f64 [10, bins]: counts over all answers with that last digit."""
+    """f64 [10, bins]: counts divided by all answers with that last digit."""
     counts = np.asarray(histograms["counts"], np.float64)
     rest = (np.asarray(histograms[name]) for name in ("below", "above", "unparsable"))
     total = counts.sum(axis=1) + sum(rest)

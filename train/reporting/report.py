@@ -1,4 +1,4 @@
-"""Runs to tables and figures."""
+"""Compares finished runs in tables and figures."""
 
 import importlib.util
 import json
@@ -29,11 +29,11 @@ _TABLES += ("error_histograms", "cells", "number_tokens")
 
 
 def read_evaluation(run_dir: AnyPath) -> Evaluation:
-    """What a finished run wrote to evaluation.json.
+    """Reads the evaluation.json of a finished run.
 
     Raises:
-        ConfigError: the run has not been evaluated, or by an older version, or the file
-            is damaged.
+        ConfigError: the run has not been evaluated, was evaluated by an older version,
+            or the file is damaged.
     """
     path = run_dir / RESULTS_FILE
     if not path.exists():
@@ -46,23 +46,23 @@ def read_evaluation(run_dir: AnyPath) -> Evaluation:
     try:
         evaluation = json.loads(path.read_text())
     except ValueError as error:  # not JSON, or not UTF-8
-        raise ConfigError(f"{path} is damaged ({error}): {_again(run_dir)}") from error
+        raise ConfigError(f"{path} is damaged ({error}): {_remedy(run_dir)}") from error
     if not isinstance(evaluation, dict):
-        raise ConfigError(f"{path} holds no JSON object: {_again(run_dir)}")
+        raise ConfigError(f"{path} holds no JSON object: {_remedy(run_dir)}")
     for name, result in evaluation.items():
         if isinstance(result, dict) and "paper_compat" not in result:
             raise ConfigError(
-                f"{path} was written by an older version: {_again(run_dir)}"
+                f"{path} was written by an older version: {_remedy(run_dir)}"
             )
         if not _is_result(result):
             raise ConfigError(
-                f"{path} holds no results of the set {name!r}: {_again(run_dir)}"
+                f"{path} holds no results of the set {name!r}: {_remedy(run_dir)}"
             )
     return evaluation
 
 
 def _is_result(result: Any) -> bool:
-    """Whether JSON is what `write_predictions` says of a set, by kinds alone."""
+    """Whether JSON has the types that `write_predictions` writes for a set."""
     if not isinstance(result, dict):
         return False
     metrics = result.get("metrics")
@@ -75,10 +75,10 @@ def _is_result(result: Any) -> bool:
     )
 
 
-def _again(run_dir: AnyPath) -> str:
+def _remedy(run_dir: AnyPath) -> str:
     return (
-        f"evaluate the run again, with `python -m train evaluate {run_dir}`, and name "
-        "the folder that it writes."
+        f"evaluate the run with `python -m train evaluate {run_dir}`, and name the "
+        "folder that it writes."
     )
 
 
@@ -88,11 +88,11 @@ def read_predictions(
     """The rows of predictions.jsonl by set.
 
     Raises:
-        ConfigError: there is no such file, or a line of it is damaged.
+        ConfigError: the file is missing, or a line of it is damaged.
     """
     path = run_dir / PREDICTIONS_FILE
     if not path.exists():
-        raise ConfigError(f"{run_dir} has no {PREDICTIONS_FILE}: {_again(run_dir)}")
+        raise ConfigError(f"{run_dir} has no {PREDICTIONS_FILE}: {_remedy(run_dir)}")
     rows: dict[str, list[dict[str, str]]] = {name: [] for name in sets}
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
@@ -100,19 +100,19 @@ def read_predictions(
             rows[row["set"]].append(row)
         except (ValueError, KeyError) as error:
             raise ConfigError(
-                f"{path}, line {number} is damaged ({error}): {_again(run_dir)}"
+                f"{path}, line {number} is damaged ({error}): {_remedy(run_dir)}"
             ) from error
     return rows
 
 
 def _answer(line: bytes) -> dict[str, str]:
-    """A row of predictions.jsonl; ValueError where it is none."""
+    """Parses a row of predictions.jsonl; raises ValueError if it is malformed."""
     row = json.loads(line)
     names = ("set", "question", "answer", "prediction")
     if not isinstance(row, dict) or not all(
         isinstance(row.get(name), str) for name in names
     ):
-        raise ValueError(f"no object with the texts {', '.join(names)}")
+        raise ValueError(f"not an object with the texts {', '.join(names)}")
     return row
 
 
@@ -120,17 +120,17 @@ def report(run_dirs: Mapping[str, AnyPath], folder: AnyPath) -> str:
     """Compares finished runs: comparison.md, comparison.png, errors.png in `folder`.
 
     Args:
-        run_dirs: finished runs by name, evaluated on the same sets, in any order: they
-            are compared in that of the first run.
+        run_dirs: finished runs by name, evaluated on the same sets, whose order is that
+            of the first run.
         folder: where to write.
 
     Returns:
-        The main table, the tests of the runs' differences, and where the rest is.
+        The main table, the tests of the runs' differences, and the paths of the rest.
 
     Raises:
         ConfigError: a run has not been evaluated, or on other sets or rows than the
-            first, or with another `paper_compat`; a file is damaged, or stands where
-            the folder should be.
+            first, or with another `paper_compat`; a file is damaged, or the
+            folder is a file.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file: name a folder for the report.")
@@ -161,7 +161,7 @@ def scores_of_run(run_dir: AnyPath) -> str:
 
 
 SHOWN = ("Scores", "Differences")
-"""The sections that are printed."""
+"""The printed sections."""
 
 
 def _sections(
@@ -169,12 +169,12 @@ def _sections(
     evaluations: Mapping[str, Evaluation],
     sets: list[str],
 ) -> dict[str, str]:
-    """Tables by title, those that have rows."""
+    """The tables that have rows, by title."""
     compat = {e[name]["paper_compat"] for e in evaluations.values() for name in sets}
     if len(compat) > 1:
         raise ConfigError(
             "some of these runs were evaluated with --evaluation.paper-compat, others "
-            "without it: evaluate them alike."
+            "without it: evaluate them all the same way."
         )
     answers = {name: read_predictions(run, sets) for name, run in run_dirs.items()}
     try:

@@ -10,7 +10,7 @@ from train.data import Row
 from train.evaluation.scores import numbered
 
 Evaluation = Mapping[str, Mapping[str, Any]]
-"""evaluation.json: by set, its metrics and tables."""
+"""evaluation.json: the metrics and tables of each set."""
 
 COLUMNS = {
     "number_accuracy": "accuracy",
@@ -58,14 +58,14 @@ DIFFERENCES = {
     "log_mae_penalised": "log10 MAE, penalised",
     "unparsable_rate": "unparsable",
 }
-"""Scores of which two runs' differences are tested, and their headings."""
+"""Scores whose differences between two runs are tested, and their headings."""
 
 
 def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
-    """The main table: a row for every evaluation set and run.
+    """The main table: one row per evaluation set and run.
 
-    Accuracies and errors stand with their 95% intervals. The last three rows of a set
-    are the scores of always answering the mean, the median or the commonest answer.
+    Accuracies and errors have 95% intervals. The last three rows of a set are the
+    scores of always answering the mean, the median or the most frequent answer.
 
     Args:
         evaluations: by run, of the same sets.
@@ -88,7 +88,7 @@ def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
 
 
 def more_scores_table(evaluations: Mapping[str, Evaluation]) -> str:
-    """The rest of the scores, without columns that no set has."""
+    """The other scores, without columns that no set has."""
     sets = next(iter(evaluations.values()))
     present = [
         column
@@ -112,14 +112,14 @@ def paired_table(
     *,
     paper_compat: bool = False,
 ) -> str:
-    """Differences of every run from the first, tested answer by answer.
+    """Differences of every run from the first, tested over paired answers.
 
     Args:
         answers: by run, then by set, the rows of predictions.jsonl.
         paper_compat: see `paired_comparisons`.
 
     Returns:
-        The table; nothing for one run, or where no answer holds a number.
+        The table; empty for one run, or if no answer holds a number.
 
     Raises:
         ValueError: see `paired_comparisons`.
@@ -151,25 +151,25 @@ def paired_comparisons(
 ) -> dict[str, Comparison]:
     """Run b minus run a on the same questions, in every score of `DIFFERENCES`.
 
-    An answer without a number counts, in the errors, as the right answer that lies
-    farthest: so both runs are compared on all questions.
+    In errors, a prediction without a number counts as the farthest right answer, so
+    both runs are compared on all questions.
 
     Args:
-        a: rows of predictions.jsonl of the first run, of one set.
-        b: the same of the second run.
-        paper_compat: reads and compares numbers as the paper's code does.
+        a: rows of predictions.jsonl of the first run, for one set.
+        b: the same for the second run.
+        paper_compat: parses and compares numbers as the paper's code does.
 
     Returns:
-        Comparisons by score; none where no answer holds a number.
+        Comparisons by score; empty if no answer holds a number.
 
     Raises:
-        ValueError: the rows are not of the same questions and answers.
+        ValueError: the runs have other questions or answers.
     """
-    asked = [[(row["question"], row["answer"]) for row in run] for run in (a, b)]
-    if asked[0] != asked[1]:
+    questions = [[(row["question"], row["answer"]) for row in run] for run in (a, b)]
+    if questions[0] != questions[1]:
         raise ValueError(
-            f"{len(a)} and {len(b)} answers, not to the same questions: evaluate both "
-            "runs on the same rows."
+            f"{len(a)} and {len(b)} answers to different questions: evaluate both runs "
+            "on the same rows."
         )
     kept = numbered(a, paper_compat=paper_compat)
     if not kept:
@@ -190,7 +190,7 @@ def paired_comparisons(
 
 
 def error_rates_table(evaluations: Mapping[str, Evaluation]) -> str:
-    """How often answers are exact, over or under, by kind of label."""
+    """Rates of exact, too large and too small answers, by kind of label."""
     shares = ("exact", "over", "under", "unparsable")
     rows = [["set", "trained with", "labels", "n", *shares]]
     for name, run, result in _results(evaluations, "error_rates"):
@@ -201,7 +201,7 @@ def error_rates_table(evaluations: Mapping[str, Evaluation]) -> str:
 
 
 def digit_accuracy_table(evaluations: Mapping[str, Evaluation]) -> str:
-    """Share of digits predicted right at each place, which is worth 10^place."""
+    """Accuracy of digits at each place, of value 10^place."""
     rows = [["set", "trained with", "place", "n", "accuracy"]]
     for name, run, result in _results(evaluations, "digit_accuracy"):
         for place, score in result["digit_accuracy"].items():
@@ -211,7 +211,7 @@ def digit_accuracy_table(evaluations: Mapping[str, Evaluation]) -> str:
 
 
 def cells_table(evaluations: Mapping[str, Evaluation]) -> str:
-    """Scores by the lengths of both operands; empty where no set has such cells."""
+    """Scores by the lengths of both operands; empty if no set has such cells."""
     names = {
         "n": "n",
         "number_accuracy": "accuracy",
@@ -239,7 +239,7 @@ def markdown_table(rows: list[list[str]]) -> str:
 
 
 def _results(evaluations: Mapping[str, Evaluation], table: str):
-    """Set, run and result, set by set, where the result holds a table."""
+    """(set, run, result), set by set, of results that hold a table."""
     for name in next(iter(evaluations.values())):
         for run, evaluation in evaluations.items():
             if evaluation[name].get(table):

@@ -11,8 +11,7 @@ import pytest
 
 from ntl_jax.hf import load_checkpoint
 from ntl_jax.models import init_params
-from tests.train.helpers import COMPARED
-from tests.train.test_reevaluate import SET, answers
+from tests.train.helpers import COMPARED, SET, answers
 from train.__main__ import main
 from train.checkpointing import restore
 from train.checkpointing.restore import fitting_mesh, open_mesh, restored_params

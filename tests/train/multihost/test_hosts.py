@@ -27,8 +27,7 @@ from tests.train.runs import (
     train,
 )
 from train.__main__ import parse_config
-from train.config import ConfigError
-from train.config.hosts import HostsConfig
+from train.config import ConfigError, HostsConfig
 from train.multihost import hosts
 
 SHORT = ["--steps=6", "--optimizer.warmup-steps=2", "--checkpoint-every=3"]
