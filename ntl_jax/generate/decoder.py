@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Float32, Int, Int32, PyTree
 
 from ntl_jax.generate.layout import gathering_nothing, lay_out_for_decoding
 from ntl_jax.kernels.einsum import einsum_float32
-from ntl_jax.models import NumformerConfig, Params, T5RegressionConfig, XvalConfig, bind
+from ntl_jax.models import NumformerConfig, Params, T5RegressionConfig, bind
 from ntl_jax.models.attention import Cache
 from ntl_jax.models.t5.decoding import T5Steps
 from ntl_jax.models.t5.model import T5, Mask
@@ -52,7 +52,7 @@ class Decoder:
         length: int,
         beams: int = 1,
     ):
-        if isinstance(config, NumformerConfig | T5RegressionConfig | XvalConfig):
+        if isinstance(config, NumformerConfig | T5RegressionConfig):
             raise TypeError(
                 f"a {type(config).__name__} predicts numbers and writes no text; call "
                 "the model itself, bind(config, params)(...)"

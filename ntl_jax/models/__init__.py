@@ -16,6 +16,7 @@ from jaxtyping import Array, Int, Key, PyTree
 
 from ntl_jax.models.baselines.numformer import Numformer as Numformer
 from ntl_jax.models.baselines.numformer import NumformerConfig as NumformerConfig
+from ntl_jax.models.baselines.numformer import TokensAndNumbers as TokensAndNumbers
 from ntl_jax.models.baselines.regression_transformer import (
     RegressionTransformer as RegressionTransformer,
 )
@@ -29,10 +30,6 @@ from ntl_jax.models.baselines.t5_regression import (
 from ntl_jax.models.baselines.t5_regression import (
     regression_from_t5 as regression_from_t5,
 )
-from ntl_jax.models.baselines.t5_xval import TokensAndNumbers as TokensAndNumbers
-from ntl_jax.models.baselines.t5_xval import Xval as Xval
-from ntl_jax.models.baselines.t5_xval import XvalConfig as XvalConfig
-from ntl_jax.models.baselines.t5_xval import shift_values as shift_values
 from ntl_jax.models.gpt2.config import GPT2Config as GPT2Config
 from ntl_jax.models.gpt2.model import GPT2 as GPT2
 from ntl_jax.models.granite.config import GraniteConfig as GraniteConfig
@@ -50,7 +47,6 @@ _MODULES: dict[type, Callable[..., nnx.Module]] = {
     RegressionTransformerConfig: RegressionTransformer,
     T5Config: T5,
     T5RegressionConfig: T5Regression,
-    XvalConfig: Xval,
 }
 Params = dict[str, "Params | Array"]
 
@@ -98,8 +94,6 @@ def bind(config: GPT2Config, params: Params) -> GPT2: ...
 def bind(config: GraniteConfig, params: Params) -> Granite: ...
 @overload
 def bind(config: NumformerConfig, params: Params) -> Numformer: ...
-@overload
-def bind(config: XvalConfig, params: Params) -> Xval: ...
 @overload
 def bind(config: T5RegressionConfig, params: Params) -> T5Regression: ...
 @overload

@@ -40,17 +40,9 @@ T5_REGRESSION_RULES: Rules = (
     (r"head/(dense|out)/bias", _REPLICATED),
 )
 
-_POSITIONS = (r"positions/embedding", PartitionSpec(None, "fsdp"))  # [P, D]
-_NUMBER_HEAD: Rules = (
-    (r"number_head/wi/kernel", PartitionSpec("fsdp", "tensor")),  # [D, H]
-    (r"number_head/wo/kernel", PartitionSpec("tensor", None)),  # [H, 1]
-    (r"number_head/w[io]/bias", _REPLICATED),
-)
-XVAL_RULES: Rules = (*T5_RULES, _POSITIONS, *_NUMBER_HEAD)
-
 NUMFORMER_RULES: Rules = (
     (r"embed/embedding", PartitionSpec("tensor", "fsdp")),  # [V, D]
-    _POSITIONS,
+    (r"positions/embedding", PartitionSpec(None, "fsdp")),  # [P, D]
     (r"layers/attention/qkv/kernel", PartitionSpec(None, "fsdp", None, "tensor")),
     (r"layers/mlp/wi/kernel", _IN),
     (r"layers/(attention/o|mlp/wo)/kernel", OUTPUTS),
@@ -59,7 +51,9 @@ NUMFORMER_RULES: Rules = (
     # Not by `tensor`: cut as `wo` is, its gradient was wrong on 2 x 2 x 2 devices.
     (r"lm_head/wi/kernel", PartitionSpec("fsdp")),  # [D, F]
     (r"lm_head/wo/kernel", PartitionSpec("fsdp", "tensor")),  # [F, V]
-    *_NUMBER_HEAD,
+    (r"number_head/wi/kernel", PartitionSpec("fsdp", "tensor")),  # [D, F]
+    (r"number_head/wo/kernel", PartitionSpec("tensor", None)),  # [F, 1]
+    (r"number_head/w[io]/bias", _REPLICATED),
 )
 
 GPT2_RULES: Rules = (
@@ -96,7 +90,6 @@ RULES: dict[str, Rules] = {
     "RegressionTransformerConfig": T5_RULES,
     "T5Config": T5_RULES,
     "T5RegressionConfig": T5_REGRESSION_RULES,
-    "XvalConfig": XVAL_RULES,
 }
 """By the class of the model's config."""
 

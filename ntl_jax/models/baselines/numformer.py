@@ -20,6 +20,7 @@ the baseline in *Regress, Don't Guess* (ICML 2025).
 
 import dataclasses
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,11 +31,6 @@ from ntl_jax.kernels.attention.dispatch import Implementation, attend
 from ntl_jax.kernels.dropout import Dropout, RowOffset
 from ntl_jax.kernels.einsum import einsum_float32
 from ntl_jax.models.attention import Mask, make_attention_mask
-from ntl_jax.models.baselines.t5_xval import (
-    TokensAndNumbers,
-    first_positions,
-    number_factors,
-)
 from ntl_jax.models.config_checks import (
     check_computation,
     check_factors,
@@ -195,6 +191,18 @@ class ValueHead(nnx.Module):
         return self.wo(h)[..., 0]
 
 
+class TokensAndNumbers(NamedTuple):
+    """What a model with two heads predicts at each position.
+
+    Attributes:
+        logits: f32[B, T, V], over tokens.
+        numbers: f32[B, T], the value, should the token be [NUM].
+    """
+
+    logits: Float32[Array, "B T V"]
+    numbers: Float32[Array, "B T"]
+
+
 class Numformer(nnx.Module):
     """An encoder that fills in masked tokens and numbers.
 
@@ -258,3 +266,31 @@ class Numformer(nnx.Module):
             remat=config.remat,
         )
         return TokensAndNumbers(self.lm_head(x), self.number_head(x))
+
+
+def number_factors(
+    ids: Int[Array, "B T"], values: Float[Array, "B T"], num_id: int
+) -> Float32[Array, "B T"]:
+    """The values at [NUM], 1 elsewhere.
+
+    >>> number_factors(jnp.array([[3, 9]]), jnp.array([[0.5, 0.5]]), 9)
+    Array([[1. , 0.5]], dtype=float32)
+    """
+    if ids.shape != values.shape:
+        raise ValueError(
+            f"token ids {ids.shape} and values {values.shape} must have one shape"
+        )
+    return jnp.where(ids == num_id, values.astype(jnp.float32), 1.0)
+
+
+def first_positions(
+    table: Embedding, shape: tuple[int, ...]
+) -> Float32[Array, "1 T D"]:
+    """The table's first T rows, for ids of this shape [B, T]."""
+    rows, length = table.embedding.shape[0], shape[1]
+    if length > rows:
+        raise ValueError(
+            f"a row of {length} tokens exceeds max_positions={rows}; raise it, or "
+            "truncate the texts"
+        )
+    return table.embedding[...][None, :length]
