@@ -84,14 +84,13 @@ GRANITE_RULES: Rules = (
 )
 
 RULES: dict[str, Rules] = {
-    "GPT2Config": GPT2_RULES,
-    "GraniteConfig": GRANITE_RULES,
-    "NumformerConfig": NUMFORMER_RULES,
-    "RegressionTransformerConfig": T5_RULES,
-    "T5Config": T5_RULES,
-    "T5RegressionConfig": T5_REGRESSION_RULES,
+    "gpt2": GPT2_RULES,
+    "granite": GRANITE_RULES,
+    "numformer": NUMFORMER_RULES,
+    "t5": T5_RULES,
+    "t5_regression": T5_REGRESSION_RULES,
 }
-"""By the class of the model's config."""
+"""By the `partition_rules` of the model's config."""
 
 
 def reduced_sharding(
@@ -122,7 +121,7 @@ def param_shardings(config: Any, params: Any, mesh: Mesh) -> Any:
     """A NamedSharding for every parameter, by the rules of the config's model.
 
     Args:
-        config: the model's config; its class chooses the rule table.
+        config: the model's config; its `partition_rules` names the table.
         params: nested dict of arrays or shapes.
         mesh: from `make_mesh`.
 
@@ -130,7 +129,7 @@ def param_shardings(config: Any, params: Any, mesh: Mesh) -> Any:
         ValueError: lists every leaf that no rule or more than one rule matches, and
             every axis that the mesh does not divide.
     """
-    rules = RULES[type(config).__name__]
+    rules = RULES[config.partition_rules]
     problems: list[str] = []
 
     def sharding(path: jax.tree_util.KeyPath, leaf: Any) -> NamedSharding:

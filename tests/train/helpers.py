@@ -18,6 +18,7 @@ from train.config import (
 )
 from train.data.inputs import load_inputs
 from train.data.number_tokens import make_vocab
+from train.heads.teacher_forcing import answer_hidden
 from train.state import Task, make_task
 
 INTERRUPTED_IO = pytest.mark.filterwarnings(
@@ -104,3 +105,9 @@ def tiny_batch(task: Task, step: int = 0) -> dict:
     batch = next(batches)
     batches.close()
     return batch
+
+
+def answer_logits(model, params, batch):
+    """Logits in the place of `answer_hidden`'s states, and the labels."""
+    answer = answer_hidden(model, params, batch)
+    return answer.model.logits(answer.hidden), answer.labels

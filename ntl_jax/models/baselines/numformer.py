@@ -31,6 +31,7 @@ from ntl_jax.kernels.attention.dispatch import Implementation, attend
 from ntl_jax.kernels.dropout import Dropout, RowOffset
 from ntl_jax.kernels.einsum import einsum_float32
 from ntl_jax.models.attention import Mask, make_attention_mask
+from ntl_jax.models.config import ModelConfig
 from ntl_jax.models.config_checks import (
     check_computation,
     check_factors,
@@ -61,7 +62,7 @@ _PROBABILITIES, _ATTENDED, _INNER, _OUTER = range(4)  # dropout sites
 
 
 @dataclasses.dataclass(frozen=True)
-class NumformerConfig:
+class NumformerConfig(ModelConfig):
     """Sizes and options of a Numformer; the defaults are the paper's baseline.
 
     Raises:
@@ -69,6 +70,12 @@ class NumformerConfig:
             `num_heads` does not divide `d_model`, `num_id` is no row of the table, or
             there is no such option.
     """
+
+    head = "numformer"
+    heads = ("numformer",)
+    partition_rules = "numformer"
+    dropout_fields = ("dropout_rate",)
+    positions_field = "max_positions"
 
     vocab_size: int = 32101
     num_id: int = 32100  # the token [NUM]
@@ -99,7 +106,36 @@ class NumformerConfig:
                 "vocab_size"
             )
         check_computation(self)
-        check_rates(self, "dropout_rate")
+        check_rates(self, *self.dropout_fields)
+
+    @classmethod
+    def from_sizes_of(cls, config: ModelConfig, **changes) -> "NumformerConfig":
+        """A Numformer of a T5's sizes and options, or another of a Numformer's.
+
+        Raises:
+            TypeError: `config` is of another family.
+            ValueError: as of this class.
+        """
+        if "numformer" not in config.heads:
+            kind = type(config).__name__
+            raise TypeError(f"a {kind} cannot be made a Numformer")
+        names = {field.name for field in dataclasses.fields(cls)}
+        if config.head != cls.head:
+            names.remove("layer_norm_epsilon")  # of another norm
+        shared = {
+            name: getattr(config, name) for name in names if hasattr(config, name)
+        }
+        return cls(**shared | changes)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.d_model // self.num_heads
+
+    @property
+    def attention_dropout(self) -> float:
+        """Rate of dropout of attention's probabilities."""
+        return self.dropout_rate
 
 
 class Attention(nnx.Module):
