@@ -17,8 +17,7 @@ from train.checkpointing.storage import AnyPath
 from train.data import Row, TokenizedDataset, eval_batches
 from train.evaluation.scores import Answers, answer_metrics, answer_tables, plain
 from train.heads import EvalOutputs, head_of
-from train.multihost.hosts import gathered, place
-from train.multihost.watchdog import Progress, unwatched
+from train.multihost.hosts import gathered, global_batch, made_progress
 from train.reporting.metrics_writer import replace_text
 from train.state import Params, Task
 from train.step import compiler_options, eval_step
@@ -48,7 +47,6 @@ class Evaluator:
         tokenizer: what the rows were read with.
         datasets: the rows of every set as ids.
         rows: the same as text.
-        progress: told of every batch.
     """
 
     def __init__(
@@ -57,9 +55,8 @@ class Evaluator:
         tokenizer: Tokenizer,
         datasets: Mapping[str, TokenizedDataset],
         rows: Mapping[str, Sequence[Row]],
-        progress: Progress = unwatched,
     ) -> None:
-        self._rows, self._progress = rows, progress
+        self._rows = rows
         self._task = task
         self._head = head_of(task.model)
         self._tokenizer = self._head.text_tokenizer(tokenizer)
@@ -83,16 +80,15 @@ class Evaluator:
         sharding = batch_sharding(self._task.mesh)
         collected = _Collected(self._task.vocab.values)
         tokens: list[list[int]] = []
-        everything = np.arange(config.batch_size)
         for host_batch in eval_batches(dataset, batch_size=config.batch_size):
-            batch = place(host_batch, sharding, everything, config.batch_size)
+            batch = global_batch(host_batch, sharding, config.batch_size)
             outputs = gathered(self._eval_step(params, batch))
             collected.add(outputs)
             real = int(host_batch["weights"].sum())
             tokens += self._head.predictions(
                 self._task, params, batch, outputs, self._tokenizer
             )[:real]
-            self._progress(f"{len(tokens)} answers of an evaluation")
+            made_progress()
         if not tokens:
             raise ValueError("an evaluation set is empty: give it at least one row.")
         labels = [dataset.targets[row].tolist() for row in range(len(dataset))]
