@@ -7,7 +7,7 @@ import chex
 import numpy as np
 import pytest
 
-from ntl_jax.numbers.value_scales import Kind, ValueScale
+from ntl_jax.numbers.value_scales import ScaleKind, ValueScale
 from ntl_jax.tokenization import XvalTokenizer, builtin_tokenizer
 from train.data import DataError, make_buckets, train_batches
 from train.data.masked import mask_rows, question_row
@@ -18,7 +18,7 @@ PAIRS = [(a, b) for a in range(4) for b in range(5)]
 ROWS = [{"question": f"What is {a} plus {b}?", "answer": str(a + b)} for a, b in PAIRS]
 
 
-def dataset(rows=ROWS, rate=None, scale: Kind = "none", **lengths):
+def dataset(rows=ROWS, rate=None, scale: ScaleKind = "none", **lengths):
     limits = {"max_source_length": 32, "max_target_length": 8} | lengths
     masked = mask_rows(rows, TOKENIZER, rate=rate, **limits)
     fitted = ValueScale.fit(scale, masked.numbers())
