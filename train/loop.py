@@ -14,6 +14,7 @@ from ntl_jax.numbers.value_scales import ValueScale
 from ntl_jax.sharding.mesh import batch_sharding, make_mesh
 from train.checkpointing.checkpointer import Checkpointer
 from train.checkpointing.folder import has_checkpoint
+from train.checkpointing.model_dict import model_dict, model_of_dict, run_as
 from train.checkpointing.resume import check_same_run
 from train.checkpointing.rundir import (
     CONFIG_FILE,
@@ -34,13 +35,7 @@ from train.data.inputs import (
 )
 from train.data.number_tokens import make_vocab
 from train.evaluation.evaluator import Evaluator, SetResult, write_predictions
-from train.heads.families import (
-    model_dict,
-    model_of_dict,
-    run_as,
-    with_head,
-    with_tokenizer,
-)
+from train.heads import HEADS
 from train.multihost.hosts import (
     assert_all_hosts,
     broadcast_from_coordinator,
@@ -163,14 +158,13 @@ def _prepare(
         model = run_as(model_of_dict(old["model"]), config.model)
         scale = ValueScale(**old["scale"])
     else:
-        grow = config.init_from is not None or config.number_tokens == "places"
-        grow = grow or config.head == "numformer"
+        head = HEADS[config.head]
+        grow = config.init_from is not None or head.adds_tokens(config)
         tensor = mesh.shape["tensor"]
         model = fit_vocabulary(config.model, len(tokenizer), tensor, grow=grow)
-        model = with_head(with_tokenizer(model, tokenizer), config.head)
-    check_layout(
-        model, mesh, resume=config.resume
-    )  # before the data, which take longer
+        model = head.fit_model(model, tokenizer)
+    # Before the data, which take longer.
+    check_layout(model, mesh, resume=config.resume)
     inputs = load_inputs(config, model, tokenizer, scale)
     made_progress()
     vocab = make_vocab(config, model, inputs)

@@ -7,33 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int
 
-from ntl_jax.losses import Term, objective_from_hidden, stats_from_logits
-from ntl_jax.models import AnyConfig, GraniteConfig, Params
+from ntl_jax.models import Params
 from ntl_jax.sharding.constrain import split_rows
-from ntl_jax.sharding.mesh import data_shards, on_mesh
+from ntl_jax.sharding.mesh import on_mesh
 from ntl_jax.sharding.rules import param_shardings
-from train.heads.families import answer_hidden, answer_labels, label_segments
-from train.heads.number_answers import (
-    NumberModel,
-    answer_counts,
-    answer_terms,
-    total_loss,
-)
+from train.heads import Batch, head_of
+from train.heads.base import Counts, Terms
 from train.state import Task
-
-Batch = dict[str, jax.Array]
-"""input_ids i32 [B, S], attention_mask bool [B, S], labels i32 [B, T], S = T for a
-decoder-only model. Where several texts share a row also segment_ids i32 [B, S], and for
-an encoder-decoder target_segment_ids i32 [B, T]; for a regression head targets f32 [B];
-for a Numformer input_values and label_values f32 [B, S], S = T.
-In evaluation also weights f32 [B], 0 for the rows that only fill up the last batch, and
-for a decoder-only model prompt_ids and prompt_mask [B, P]."""
-
-Counts = dict[str, Float32[Array, ""]]
-Terms = dict[str, Term]
-
-TILE_TOKENS = 4096
-"""Tokens whose logits a device makes at a time, under a fused head."""
 
 
 def loss_and_grads(
@@ -59,10 +39,11 @@ def loss_and_grads(
         A scalar; {name: sum and count}; and the gradients, laid out as the parameters.
     """
     shardings = param_shardings(task.model, params, task.mesh)
+    head = head_of(task.model)
 
     def value_and_grad(part: Batch, rows: Int[Array, "B"] | int, counts: Counts | None):
         def loss(params: Params) -> tuple[Float32[Array, ""], Terms]:
-            return _total_and_terms(params, part, task, dropout_key, rows, counts)
+            return head.total_and_terms(task, params, part, dropout_key, rows, counts)
 
         (total, terms), grads = jax.value_and_grad(loss, has_aux=True)(params)
         return total, terms, jax.lax.with_sharding_constraint(grads, shardings)
@@ -71,7 +52,7 @@ def loss_and_grads(
     with on_mesh(task.mesh):
         if parts == 1 and task.mesh.size == 1:
             return value_and_grad(batch, 0, None)
-        counts = _counts(batch, task)
+        counts = head.counts(task, batch)
         if parts == 1:
             # The gradient needs the counts of all devices. Added up together with the
             # sums, they would have all devices wait for each other half way.
@@ -94,64 +75,3 @@ def _add_part(value_and_grad, counts: Counts, so_far: Any, piece: Any):
     if so_far is None:
         return found, None
     return jax.tree.map(jnp.add, so_far, found), None
-
-
-def _counts(batch: Batch, task: Task) -> Counts:
-    """What the sums of a whole batch are divided by."""
-    if isinstance(task.model, NumberModel):
-        return answer_counts(task.model, batch)
-    labels, segments = (
-        answer_labels(task.model, batch),
-        label_segments(task.model, batch),
-    )
-    return task.objective.counts(labels, task.vocab, segment_ids=segments)
-
-
-def _total_and_terms(
-    params: Params,
-    batch: Batch,
-    task: Task,
-    dropout_key: jax.Array | None,
-    row_offset: Int[Array, "B"] | int,
-    counts: Counts | None,
-) -> tuple[Float32[Array, ""], Terms]:
-    """The objective of a batch, or a part's share of it where counts are given."""
-    model, objective, vocab = task.model, task.objective, task.vocab
-    if isinstance(model, NumberModel):
-        _, terms = answer_terms(model, params, batch, dropout_key, row_offset)
-        if counts is None:
-            return total_loss(terms), terms
-        shares = {n: term._replace(count=counts[n]) for n, term in terms.items()}
-        return total_loss(shares), terms
-    answer = answer_hidden(model, params, batch, dropout_key, row_offset)
-    segments = label_segments(model, batch)
-    if task.config.fused_head:
-        groups = data_shards(task.mesh)
-        total, terms = objective_from_hidden(
-            objective,
-            answer.hidden,
-            answer.model.head,
-            answer.labels,
-            vocab,
-            segment_ids=segments,
-            counts=counts,
-            tile_tokens=groups * TILE_TOKENS,
-            row_groups=groups,
-            logits_dtype=jnp.float32,
-        )
-    else:
-        logits = answer.model.logits(answer.hidden, aligned=True)
-        stats = stats_from_logits(logits, answer.labels, vocab)
-        terms = objective(stats, answer.labels, vocab, segment_ids=segments)
-        total = objective.total(terms, counts)
-    if answer.router_loss is None:
-        return total, terms
-    one = jnp.ones((), jnp.float32)
-    share = router_coefficient(model) / task.config.accumulate
-    terms = terms | {"router": Term(answer.router_loss, one)}
-    return total + share * answer.router_loss, terms
-
-
-def router_coefficient(model: AnyConfig) -> float:
-    """What the loss that balances experts is multiplied by."""
-    return model.router_aux_loss_coef if isinstance(model, GraniteConfig) else 0.0

@@ -3,27 +3,18 @@
 import dataclasses
 import logging
 import math
+from typing import Any
 
-import jax
-
-from ntl_jax.hf import load_checkpoint, load_config, load_params
-from ntl_jax.models import (
-    AnyConfig,
-    Config,
-    GPT2Config,
-    GraniteConfig,
-    NumformerConfig,
-    T5RegressionConfig,
-    regression_from_t5,
-)
+from ntl_jax.hf import load_config
+from ntl_jax.models import Config
 from train.config import ConfigError, TrainConfig
-from train.heads.families import DROPOUT_RATES
-from train.state import Params, Task, state_shardings
+from train.heads import head_of
+from train.state import Params, Task
 
 logger = logging.getLogger("train")
 
-_OF_PRESET = (*DROPOUT_RATES, "dtype", "unroll_layers", "remat", "attention")
-"""Fields of a model that stay the preset's where a checkpoint replaces it."""
+_OF_PRESET = ("dtype", "unroll_layers", "remat", "attention")
+"""Fields that, beside rates of dropout, stay the preset's under a checkpoint."""
 _FREE = (
     *_OF_PRESET,
     "vocab_rows",
@@ -54,11 +45,8 @@ def adopt_checkpoint(config: TrainConfig, init_from: str) -> TrainConfig:
         ConfigError: the checkpoint cannot be read.
     """
     model = _model_of(init_from, config.model.dtype)
-    kept = {
-        name: getattr(config.model, name)
-        for name in _OF_PRESET
-        if hasattr(model, name) and hasattr(config.model, name)
-    }
+    rates = set(model.dropout_fields) & set(config.model.dropout_fields)
+    kept = {name: getattr(config.model, name) for name in (*_OF_PRESET, *rates)}
     model = dataclasses.replace(model, **kept)
     return dataclasses.replace(config, init_from=init_from, model=model)
 
@@ -90,7 +78,8 @@ def check_model(config: TrainConfig) -> None:
         name = field.name
         there, here = getattr(own, name), getattr(asked, name)
         grown = name == "vocab_size" and here > there
-        if name not in _FREE and here != there and not grown:
+        free = name in (*_FREE, *own.dropout_fields)
+        if not free and here != there and not grown:
             flag = f"--model.{name.replace('_', '-')}"
             differing.append(f"{flag}: {there!r} there, {here!r} asked for")
     if differing:
@@ -100,9 +89,7 @@ def check_model(config: TrainConfig) -> None:
         )
 
 
-def fit_vocabulary(
-    model: AnyConfig, tokens: int, tensor: int, *, grow: bool
-) -> AnyConfig:
+def fit_vocabulary(model: Any, tokens: int, tensor: int, *, grow: bool) -> Any:
     """A model whose vocabulary has a row for every token, and suits the mesh.
 
     The rules, each of which is logged when it applies: with `grow`, a tokenizer with
@@ -117,7 +104,7 @@ def fit_vocabulary(
         tensor: how many devices the mesh's `tensor` axis has.
         grow: whether the model may get more tokens.
     """
-    padded_kind = isinstance(model, GPT2Config | GraniteConfig)
+    padded_kind = model.decoder_only
     if grow and tokens > model.vocab_size:
         size = tokens if padded_kind else -(-tokens // _MULTIPLE) * _MULTIPLE
         logger.info(
@@ -129,7 +116,7 @@ def fit_vocabulary(
         )
         rows = {"vocab_rows": None} if padded_kind else {}
         model = dataclasses.replace(model, vocab_size=size, **rows)
-    if isinstance(model, GPT2Config | GraniteConfig) and model.rows % tensor:
+    if padded_kind and model.rows % tensor:
         padded = model.pad_vocab(math.lcm(_MULTIPLE, tensor))
         logger.info(
             "vocabulary padded from %d to %d rows for %d devices of the tensor axis",
@@ -153,25 +140,7 @@ def pretrained_params(task: Task) -> Params | None:
     source = task.config.init_from
     if source is None:
         return None
-    assert not isinstance(task.model, NumformerConfig)
     try:
-        if isinstance(task.model, T5RegressionConfig):
-            return _under_a_head(source, task.model, task.config.seed)
-        return load_params(
-            source,
-            task.model,
-            shardings=state_shardings(task).params,
-            new_tokens="mean",
-        )
+        return head_of(task.model).load_params(source, task)
     except (ValueError, OSError) as error:
         raise ConfigError(f"--init-from {source}: {error}") from error
-
-
-def _under_a_head(source: str, model: T5RegressionConfig, seed: int) -> Params:
-    """A checkpoint's weights with its own regression head or, of a T5, a fresh one."""
-    body, params = load_checkpoint(
-        source, vocab_size=model.vocab_size, new_tokens="mean"
-    )
-    if isinstance(body, T5RegressionConfig):
-        return params
-    return regression_from_t5(body, params, jax.random.key(seed))[1]

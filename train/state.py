@@ -10,7 +10,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ntl_jax.losses import Objective
-from ntl_jax.models import AnyConfig, T5Config, init_params
+from ntl_jax.models import AnyConfig, init_params
 from ntl_jax.numbers.value_scales import ValueScale
 from ntl_jax.numbers.vocab import NumberVocab
 from ntl_jax.sharding.rules import param_shardings, reduced_sharding
@@ -89,12 +89,10 @@ def check_layout(model: AnyConfig, mesh: Mesh, *, resume: bool) -> None:
 
 
 def check_heads(model: AnyConfig, mesh: Mesh) -> None:
-    """Raises ConfigError where a T5's heads, of which each has biases of its own, do
+    """Raises ConfigError where heads that have biases of their own, as a T5's do, do
     not divide over the mesh's `tensor` axis."""
-    if not isinstance(model, T5Config):
-        return
-    heads, tensor = model.num_heads, mesh.shape["tensor"]
-    if heads % tensor == 0:
+    heads, tensor = model.biased_heads, mesh.shape["tensor"]
+    if heads is None or heads % tensor == 0:
         return
     *others, most = [
         str(size)

@@ -1,6 +1,5 @@
 """One optimizer step and one evaluation step: pure functions of state and batch."""
 
-import dataclasses
 import functools
 import os
 
@@ -8,16 +7,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ntl_jax.losses import Objective, Term, stats_from_hidden, stats_from_logits
-from ntl_jax.sharding.mesh import data_shards, on_mesh
-from train.heads.families import answer_hidden
-from train.heads.number_answers import NumberModel, answer_terms
-from train.loss import TILE_TOKENS, Batch, loss_and_grads
+from ntl_jax.sharding.mesh import on_mesh
+from train.heads import Batch, EvalOutputs, head_of
+from train.loss import loss_and_grads
 from train.optimizer import learning_rate_schedule
 from train.state import Params, Task, TrainState, state_shardings
-
-MAX_DISTRIBUTION = 100
-"""Largest K for which evaluation keeps the distributions over number tokens."""
 
 
 def train_step(
@@ -62,60 +56,10 @@ def learning_rate(state: TrainState, task: Task) -> jax.Array:
     return jnp.asarray(schedule(state.step), jnp.float32) * state.plateau.scale
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class EvalOutputs:
-    """What evaluation learns of one batch, the right answers being fed."""
-
-    terms: dict[str, Term]  # sums and counts: add them up, divide once
-    number_logits: jax.Array  # f32 [B, T, K]; K = 0 beyond MAX_DISTRIBUTION
-    number_rows: jax.Array  # i32 [B, T]: row of the label's token, -1 if no number
-    predictions: jax.Array | None = None  # f32 [B], of models that answer so, scaled
-
-
-def evaluation_objective(objective: Objective) -> Objective:
-    """The trained objective, with CE and NTL-WAS always reported beside it."""
-    filled = {name: 0.0 for name in ("ce", "was") if getattr(objective, name) is None}
-    return dataclasses.replace(objective, **filled)
-
-
 def eval_step(params: Params, batch: Batch, task: Task) -> EvalOutputs:
     """Teacher-forced sums of every loss term of one batch, and its number logits."""
     with on_mesh(task.mesh):
-        return _eval_step(params, batch, task)
-
-
-def _eval_step(params: Params, batch: Batch, task: Task) -> EvalOutputs:
-    if isinstance(task.model, NumberModel):
-        predictions, terms = answer_terms(task.model, params, batch)
-        none = jnp.full((len(predictions), 1), -1, jnp.int32)
-        empty = jnp.zeros((*none.shape, 0), jnp.float32)
-        return EvalOutputs(terms, empty, none, predictions)
-    vocab = task.vocab
-    answer = answer_hidden(task.model, params, batch)
-    labels = answer.labels
-    if task.config.fused_head:
-        groups = data_shards(task.mesh)
-        stats = stats_from_hidden(
-            answer.hidden,
-            answer.model.head,
-            labels,
-            vocab,
-            tile_tokens=groups * TILE_TOKENS,
-            logits_dtype=jnp.float32,
-        )
-    else:
-        stats = stats_from_logits(
-            answer.model.logits(answer.hidden, aligned=True), labels, vocab
-        )
-    weights = jnp.broadcast_to(batch["weights"][:, None], labels.shape)
-    terms = evaluation_objective(task.objective)(stats, labels, vocab, weights=weights)
-    number_logits = stats.number_logits
-    if len(vocab.token_ids) > MAX_DISTRIBUTION:
-        number_logits = number_logits[..., :0]
-    rows = jnp.asarray(vocab.row)[jnp.maximum(labels, 0)]  # [B, T]
-    counted = (labels >= 0) & (weights > 0)
-    return EvalOutputs(terms, number_logits, jnp.where(counted, rows, -1))
+        return head_of(task.model).evaluate(task, params, batch)
 
 
 DETERMINISTIC = {"xla_gpu_deterministic_ops": True}

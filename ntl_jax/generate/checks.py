@@ -9,7 +9,6 @@ from jax.core import Tracer
 
 from ntl_jax.generate.number_choice import RULES
 from ntl_jax.losses.checks import check_vocab
-from ntl_jax.models import T5Config
 
 
 def check_rule(numbers, vocab, *, alone: bool) -> None:
@@ -90,7 +89,7 @@ def check_source(config: Any, input_ids, attention_mask) -> None:
         )
     _check_axes("input_ids", input_ids)
     _check_axes("attention_mask", attention_mask)
-    reads_padding = not isinstance(config, T5Config)
+    reads_padding = config.decoder_only
     if isinstance(input_ids, jax.Array) and not reads_padding:
         return  # nothing is left to look at, and nothing to fetch from a device
     mask = _on_host(attention_mask)

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int, Int32, PyTree
 
-from ntl_jax.generate.layout import gathering_nothing, lay_out_for_decoding
+from ntl_jax.generate.layout import lay_out_for_decoding
 from ntl_jax.kernels.einsum import einsum_float32
-from ntl_jax.models import NumformerConfig, Params, T5RegressionConfig, XvalConfig, bind
+from ntl_jax.models import Params, bind
 from ntl_jax.models.attention import Cache
 from ntl_jax.models.t5.decoding import T5Steps
-from ntl_jax.models.t5.model import T5, Mask
+from ntl_jax.models.t5.model import Mask
 from ntl_jax.sharding.constrain import keep_heads, keep_rows
 
 # Leaves that every model casts to its dtype before it uses them; not the tables, which
@@ -52,7 +52,7 @@ class Decoder:
         length: int,
         beams: int = 1,
     ):
-        if isinstance(config, NumformerConfig | T5RegressionConfig | XvalConfig):
+        if config.head != "lm":
             raise TypeError(
                 f"a {type(config).__name__} predicts numbers and writes no text; call "
                 "the model itself, bind(config, params)(...)"
@@ -62,9 +62,9 @@ class Decoder:
             attention_mask = jnp.asarray(attention_mask)
         self.config, self.beams = config, beams
         params = lay_out_for_decoding(config, compute_params(params, config.dtype))
-        self.model = gathering_nothing(bind(config, params))
+        self.model = bind(config, params, gather=False)
         self._head = self.model.head.astype(config.dtype)
-        if isinstance(self.model, T5):
+        if not config.decoder_only:
             encoded = self.model.encode(input_ids, attention_mask)
             self.batch = len(encoded)
             self._steps = T5Steps(self.model, encoded, attention_mask, length, beams)

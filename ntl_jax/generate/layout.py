@@ -1,16 +1,12 @@
 """How parameters lie on a mesh while answers are decoded: not as in training."""
 
 import re
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
-from flax import nnx
 
-from ntl_jax.models.layers import Affine, Linear
 from ntl_jax.sharding.mesh import current_mesh
 from ntl_jax.sharding.rules import OUTPUTS, OUTPUTS_IN_DECODING, RULES
-
-M = TypeVar("M", bound=nnx.Module)
 
 
 def lay_out_for_decoding(config: Any, params: Any) -> Any:
@@ -21,7 +17,7 @@ def lay_out_for_decoding(config: Any, params: Any) -> Any:
     of the width (see `keep_cut`).
 
     Args:
-        config: the model's config; its class chooses the rule table.
+        config: the model's config; its `partition_rules` names the table.
         params: nested dict of arrays, as `param_shardings` cuts them.
 
     Returns:
@@ -30,7 +26,7 @@ def lay_out_for_decoding(config: Any, params: Any) -> Any:
     mesh = current_mesh()
     if mesh is None:
         return params
-    patterns = [rule for rule, spec in RULES[type(config).__name__] if spec == OUTPUTS]
+    patterns = [rule for rule, spec in RULES[config.partition_rules] if spec == OUTPUTS]
 
     def laid_out(path: jax.tree_util.KeyPath, leaf: jax.Array) -> jax.Array:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -42,11 +38,3 @@ def lay_out_for_decoding(config: Any, params: Any) -> Any:
         return jax.lax.with_sharding_constraint(cut, OUTPUTS_IN_DECODING)
 
     return jax.tree_util.tree_map_with_path(laid_out, params)
-
-
-def gathering_nothing(model: M) -> M:
-    """A model that works with parameters as they are cut."""
-    for _, module in nnx.iter_modules(model):
-        if isinstance(module, Linear | Affine):
-            module.gather = None
-    return model

@@ -10,7 +10,6 @@ from jaxtyping import Array, Float32, Int
 from ntl_jax.generate.decoder import Mask, compute_params
 from ntl_jax.kernels.einsum import einsum_float32
 from ntl_jax.models import Params, bind, shift_right
-from ntl_jax.models.t5.model import T5
 from ntl_jax.numbers.vocab import NumberVocab
 from ntl_jax.sharding.mesh import mesh_of, on_mesh
 
@@ -54,7 +53,7 @@ def _distributions(config, params, input_ids, tokens, vocab, attention_mask, *, 
 
 def _teacher_forced(config, params, input_ids, tokens, vocab, attention_mask):
     model = bind(config, compute_params(params, config.dtype))
-    if isinstance(model, T5):
+    if not config.decoder_only:
         start, pad = config.decoder_start_token_id, config.pad_token_id
         inputs = shift_right(tokens, start_id=start, pad_id=pad)
         hidden = model.hidden(input_ids, inputs, attention_mask=attention_mask)

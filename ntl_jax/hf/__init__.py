@@ -9,6 +9,7 @@ code, and only PyTorch's own pickles need PyTorch.
 import json
 from contextlib import ExitStack
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,39 +17,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from ntl_jax.hf import gpt2, granite, regression_transformer, t5, t5_regression
 from ntl_jax.hf.blocks import StoredTensor
 from ntl_jax.hf.files import open_tensors, read_json, resolve_folder, write_safetensors
 from ntl_jax.hf.mapping import read_params, write_tensors
 from ntl_jax.hf.rules import CheckpointError as CheckpointError
 from ntl_jax.hf.rules import NewTokens, Tree
-from ntl_jax.models import (
-    Config,
-    GPT2Config,
-    GraniteConfig,
-    Params,
-    RegressionTransformerConfig,
-    T5Config,
-    T5RegressionConfig,
-    init_params,
-)
+from ntl_jax.models import FAMILIES, AnyConfig, Params, init_params
 
-# By config.json's model_type or, before it, its architecture; by the config's class.
-_FAMILIES: dict[str, ModuleType] = {
-    "gpt2": gpt2,
-    "granite": granite,
-    "granitemoe": granite,
-    regression_transformer.MODEL_TYPE: regression_transformer,
-    "t5": t5,
+_TABLES: dict[type, ModuleType] = {
+    family.config: import_module(f"ntl_jax.hf.{family.table}")
+    for family in FAMILIES
+    if family.table is not None
 }
-_ARCHITECTURES: dict[str, ModuleType] = {t5_regression.ARCHITECTURE: t5_regression}
-_FAMILY_OF_CONFIG: dict[type, ModuleType] = {
-    GPT2Config: gpt2,
-    GraniteConfig: granite,
-    RegressionTransformerConfig: regression_transformer,
-    T5Config: t5,
-    T5RegressionConfig: t5_regression,
-}
+"""What reads and writes a family's checkpoints, by the class of its config."""
+_BY_NAME = {name: table for table in _TABLES.values() for name in table.NAMES}
+"""By a config.json's model_type or, before it, its architecture."""
 
 
 def load_checkpoint(
@@ -90,22 +73,22 @@ def load_config(source: str | Path, *, dtype: str = "float32", **changes: Any) -
     """
     folder = resolve_folder(source)
     raw = read_json(folder / "config.json")
-    family = _FAMILIES.get(raw.get("model_type", ""))
-    for name in raw.get("architectures") or ():
-        family = _ARCHITECTURES.get(name, family)
-    if family is None:
+    table = None
+    for name in (raw.get("model_type"), *(raw.get("architectures") or ())):
+        table = _BY_NAME.get(name, table)
+    if table is None:
         raise ValueError(
             f"{folder / 'config.json'} has model_type {raw.get('model_type')!r}; "
-            f"readable are {sorted(_FAMILIES)}"
+            f"readable are {sorted(_BY_NAME)}"
         )
     with ExitStack() as stack:
         names, read = open_tensors(folder, stack)
-        return family.read_config(raw, names, read, dtype=dtype, **changes)
+        return table.read_config(raw, names, read, dtype=dtype, **changes)
 
 
 def load_params(
     source: str | Path,
-    config: Config,
+    config: AnyConfig,
     *,
     shardings: Tree | None = None,
     new_tokens: NewTokens = "refuse",
@@ -132,7 +115,7 @@ def load_params(
         CheckpointError: tensors and config disagree; every problem is listed.
     """
     folder = resolve_folder(source)
-    table = _FAMILY_OF_CONFIG[type(config)].table(config)
+    table = _table_of(config).table(config)
     with ExitStack() as stack:
         names, read = open_tensors(folder, stack)
         try:
@@ -149,7 +132,14 @@ def load_params(
     return params
 
 
-def _shapes(config: Config) -> Tree:
+def _table_of(config: AnyConfig) -> ModuleType:
+    if type(config) not in _TABLES:
+        kind = type(config).__name__
+        raise ValueError(f"Hugging Face has no format for the model of a {kind}")
+    return _TABLES[type(config)]
+
+
+def _shapes(config: AnyConfig) -> Tree:
     return jax.eval_shape(partial(init_params, config), jax.random.key(0))
 
 
@@ -161,13 +151,13 @@ def read_any(source: str | Path) -> tuple[Any, Params]:
     from ntl_jax.hf.native import is_native, read_native  # orbax is slow to import
 
     if is_native(source):
-        return read_native(source, {c.__name__: c for c in _FAMILY_OF_CONFIG})
+        return read_native(source, {c.__name__: c for c in _TABLES})
     return load_checkpoint(source)
 
 
 def save_checkpoint(
     folder: str | Path,
-    config: Config,
+    config: AnyConfig,
     params: Params,
     *,
     max_shard_bytes: int = 5_000_000_000,
@@ -185,10 +175,10 @@ def save_checkpoint(
         ValueError: the config has no form in Hugging Face's.
         OSError: what was written does not read back the same.
     """
-    family = _FAMILY_OF_CONFIG[type(config)]
-    raw = family.write_config(config)
-    tensors = write_tensors(family.table(config), params, _shapes(config))
-    tensors |= family.written_copies(config, tensors)
+    table = _table_of(config)
+    raw = table.write_config(config)
+    tensors = write_tensors(table.table(config), params, _shapes(config))
+    tensors |= table.written_copies(config, tensors)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(raw, indent=2) + "\n")

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-if TYPE_CHECKING:
-    from ntl_jax.hf.rules import Rule
+from ntl_jax.hf.rules import Rule
 
 Spans = tuple[slice, ...]
 
@@ -26,7 +25,7 @@ class StoredTensor(Protocol):
 
 
 def read_block(
-    rule: "Rule",
+    rule: Rule,
     read: Callable[[str], StoredTensor],
     shape: tuple[int, ...],
     index: Spans,
@@ -56,7 +55,7 @@ def read_block(
 
 
 def place(
-    rule: "Rule",
+    rule: Rule,
     read: Callable[[str], StoredTensor],
     shape: tuple[int, ...],
     sharding: jax.sharding.Sharding,
@@ -73,7 +72,7 @@ def place(
     return jax.make_array_from_callback(shape, sharding, block)
 
 
-def _fill(rule: "Rule", part: np.ndarray, spans: Spans, shape, tensor: StoredTensor):
+def _fill(rule: Rule, part: np.ndarray, spans: Spans, shape, tensor: StoredTensor):
     """Writes one tensor's share of a block into `part`, a view of the block."""
     if rule.transpose:
         part, spans = part.T, spans[::-1]

@@ -8,11 +8,9 @@ import numpy as np
 
 from ntl_jax.models import (
     Config,
-    GPT2Config,
-    GraniteConfig,
     Params,
-    T5Config,
     bind,
+    family_of,
     shift_right,
 )
 
@@ -34,10 +32,10 @@ def differences(checkpoint: str, config: Config, params: Params) -> tuple[float,
         ImportError: PyTorch or transformers is not installed.
         ValueError: transformers has no language model of the config's kind.
     """
-    if type(config) not in (GPT2Config, GraniteConfig, T5Config):
+    if config.head != "lm" or not family_of(config).in_transformers:
         raise ValueError(
-            f"check compares the logits of GPT-2, Granite and T5; {checkpoint} holds a "
-            f"{type(config).__name__}"
+            f"check compares logits with transformers' language models; {checkpoint} "
+            f"holds a {type(config).__name__}"
         )
     inputs, compared = _inputs(config)
     model: Any = bind(config, params)
@@ -54,14 +52,14 @@ def differences(checkpoint: str, config: Config, params: Params) -> tuple[float,
     return float(np.abs(ours - theirs).max()), float(np.abs(theirs).max())
 
 
-def _inputs(config: Config) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def _inputs(config: Any) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Two rows, one of them padded, and which of the places compare."""
     draw = np.random.default_rng(0)
-    length = min(48, getattr(config, "n_positions", 48))
+    length = min(48, config.longest_row or 48)
     input_ids = draw.integers(0, config.vocab_size, (2, length), dtype=np.int32)
     attention_mask = np.arange(length) < np.array([[length], [length * 3 // 5]])
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-    if not isinstance(config, T5Config):
+    if config.decoder_only:
         # Padded on the left; what a padded position predicts is of no meaning.
         inputs["attention_mask"] = compared = attention_mask[:, ::-1].copy()
         return inputs, compared

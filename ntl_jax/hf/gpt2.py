@@ -11,6 +11,7 @@ from ntl_jax.hf.blocks import StoredTensor
 from ntl_jax.hf.rules import Rule, Table
 from ntl_jax.models.gpt2.config import GPT2Config
 
+NAMES = ("gpt2",)
 _PREFIX = "transformer."
 _TABLE, _HEAD = f"{_PREFIX}wte.weight", "lm_head.weight"
 # Fields with one meaning and one name in both configs.

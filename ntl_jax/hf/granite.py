@@ -11,6 +11,7 @@ from ntl_jax.hf.blocks import StoredTensor
 from ntl_jax.hf.rules import Rule, Table
 from ntl_jax.models.granite.config import GraniteConfig
 
+NAMES = ("granite", "granitemoe")
 _PREFIX = "model."
 _TABLE, _HEAD = f"{_PREFIX}embed_tokens.weight", "lm_head.weight"
 # Fields with one meaning and one name in both configs, and what a config.json without

@@ -15,6 +15,7 @@ from ntl_jax.hf.t5 import written_copies as written_copies
 from ntl_jax.models.baselines.regression_transformer import RegressionTransformerConfig
 
 MODEL_TYPE = "t5-regression-transformer"
+NAMES = (MODEL_TYPE,)
 _OURS = ("first_number_id", "number_formula", "number_scale")
 
 

@@ -11,6 +11,7 @@ from ntl_jax.hf.mapping import same_values
 from ntl_jax.hf.rules import Rule, Table
 from ntl_jax.models.t5.config import T5Config
 
+NAMES = ("t5",)
 _BLOCK = "{stack}.block.{{}}.layer.{place}."
 _SHARED, _HEAD = "shared.weight", "lm_head.weight"
 # Fields with one meaning and one name in both configs.

@@ -11,6 +11,7 @@ from ntl_jax.hf.rules import Rule, Table
 from ntl_jax.models.baselines.t5_regression import T5RegressionConfig
 
 ARCHITECTURE = "T5ForSequenceClassification"
+NAMES = (ARCHITECTURE,)
 _BODY, _HEAD = "transformer.", "classification_head."
 
 

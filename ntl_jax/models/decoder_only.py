@@ -152,6 +152,16 @@ class DecoderOnly(nnx.Module):
 
         return self.finish(self.run(step, x))
 
+    def hidden_for_training(
+        self, input_ids: Int[Array, "B T"], **options: Any
+    ) -> tuple[Float[Array, "B T D"], Float32[Array, ""] | None]:
+        """Hidden states, and the loss that balances experts; None without experts.
+
+        Args:
+            input_ids: as of `hidden`, and so are the options.
+        """
+        return self.hidden(input_ids, **options), None
+
     def embed_rows(
         self, input_ids, attention_mask, segment_ids, dropout: Dropout, more: int = 0
     ):

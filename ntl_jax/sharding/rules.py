@@ -40,17 +40,9 @@ T5_REGRESSION_RULES: Rules = (
     (r"head/(dense|out)/bias", _REPLICATED),
 )
 
-_POSITIONS = (r"positions/embedding", PartitionSpec(None, "fsdp"))  # [P, D]
-_NUMBER_HEAD: Rules = (
-    (r"number_head/wi/kernel", PartitionSpec("fsdp", "tensor")),  # [D, H]
-    (r"number_head/wo/kernel", PartitionSpec("tensor", None)),  # [H, 1]
-    (r"number_head/w[io]/bias", _REPLICATED),
-)
-XVAL_RULES: Rules = (*T5_RULES, _POSITIONS, *_NUMBER_HEAD)
-
 NUMFORMER_RULES: Rules = (
     (r"embed/embedding", PartitionSpec("tensor", "fsdp")),  # [V, D]
-    _POSITIONS,
+    (r"positions/embedding", PartitionSpec(None, "fsdp")),  # [P, D]
     (r"layers/attention/qkv/kernel", PartitionSpec(None, "fsdp", None, "tensor")),
     (r"layers/mlp/wi/kernel", _IN),
     (r"layers/(attention/o|mlp/wo)/kernel", OUTPUTS),
@@ -59,7 +51,9 @@ NUMFORMER_RULES: Rules = (
     # Not by `tensor`: cut as `wo` is, its gradient was wrong on 2 x 2 x 2 devices.
     (r"lm_head/wi/kernel", PartitionSpec("fsdp")),  # [D, F]
     (r"lm_head/wo/kernel", PartitionSpec("fsdp", "tensor")),  # [F, V]
-    *_NUMBER_HEAD,
+    (r"number_head/wi/kernel", PartitionSpec("fsdp", "tensor")),  # [D, F]
+    (r"number_head/wo/kernel", PartitionSpec("tensor", None)),  # [F, 1]
+    (r"number_head/w[io]/bias", _REPLICATED),
 )
 
 GPT2_RULES: Rules = (
@@ -90,15 +84,13 @@ GRANITE_RULES: Rules = (
 )
 
 RULES: dict[str, Rules] = {
-    "GPT2Config": GPT2_RULES,
-    "GraniteConfig": GRANITE_RULES,
-    "NumformerConfig": NUMFORMER_RULES,
-    "RegressionTransformerConfig": T5_RULES,
-    "T5Config": T5_RULES,
-    "T5RegressionConfig": T5_REGRESSION_RULES,
-    "XvalConfig": XVAL_RULES,
+    "gpt2": GPT2_RULES,
+    "granite": GRANITE_RULES,
+    "numformer": NUMFORMER_RULES,
+    "t5": T5_RULES,
+    "t5_regression": T5_REGRESSION_RULES,
 }
-"""By the class of the model's config."""
+"""By the `partition_rules` of the model's config."""
 
 
 def reduced_sharding(
@@ -129,7 +121,7 @@ def param_shardings(config: Any, params: Any, mesh: Mesh) -> Any:
     """A NamedSharding for every parameter, by the rules of the config's model.
 
     Args:
-        config: the model's config; its class chooses the rule table.
+        config: the model's config; its `partition_rules` names the table.
         params: nested dict of arrays or shapes.
         mesh: from `make_mesh`.
 
@@ -137,7 +129,7 @@ def param_shardings(config: Any, params: Any, mesh: Mesh) -> Any:
         ValueError: lists every leaf that no rule or more than one rule matches, and
             every axis that the mesh does not divide.
     """
-    rules = RULES[type(config).__name__]
+    rules = RULES[config.partition_rules]
     problems: list[str] = []
 
     def sharding(path: jax.tree_util.KeyPath, leaf: Any) -> NamedSharding:

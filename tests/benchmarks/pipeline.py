@@ -19,7 +19,6 @@ from train.config import TrainConfig
 from train.config.presets import load_preset
 from train.data import load_splits, make_buckets, pack, tokenize_rows, train_batches
 from train.data.inputs import open_tokenizer
-from train.heads.families import is_decoder_only
 
 PRESETS = ("gsm8k-t5-small", "arithmetic-t5-tiny", "gpt2-multiplication")
 ROUNDS = 5
@@ -45,7 +44,7 @@ def batch_rate(rows, config: TrainConfig, steps: int, **options) -> list[str]:
         list(itertools.islice(stream, 8))  # what the threads have read ahead
         batches, seconds = timed(lambda: list(itertools.islice(stream, steps)))
     real = sum(rows.count_tokens(batch) for batch in batches)
-    causal = is_decoder_only(config.model)
+    causal = config.model.decoder_only
     room = sum(
         batch["input_ids"].size + (0 if causal else batch["labels"].size)
         for batch in batches
@@ -59,7 +58,7 @@ def measure(config: TrainConfig, steps: int) -> tuple[list[str], list[list[str]]
     data = config.data
     tokenizer = open_tokenizer(config.tokenizer, config.split_digits)
     rows = load_splits(data).train[:ROWS]
-    separator = data.separator if is_decoder_only(config.model) else None
+    separator = data.separator if config.model.decoder_only else None
     dataset, seconds = timed(
         lambda: tokenize_rows(
             rows,

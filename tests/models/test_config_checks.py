@@ -12,7 +12,6 @@ from ntl_jax.models import (
     RegressionTransformerConfig,
     T5Config,
     T5RegressionConfig,
-    XvalConfig,
     bind,
     init_params,
 )
@@ -25,7 +24,6 @@ SIZES = {
     RegressionTransformerConfig: T5_SIZES,
     T5Config: (*T5_SIZES, "num_decoder_layers"),
     T5RegressionConfig: T5_SIZES,
-    XvalConfig: (*T5_SIZES, "max_positions", "number_hidden"),
 }
 RATES = {
     GPT2Config: ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
@@ -34,7 +32,6 @@ RATES = {
     RegressionTransformerConfig: ("dropout_rate",),
     T5Config: ("dropout_rate",),
     T5RegressionConfig: ("dropout_rate", "classifier_dropout"),
-    XvalConfig: ("dropout_rate",),
 }
 EPSILONS = {GraniteConfig: "rms_norm_eps"}  # of the others layer_norm_epsilon
 VOCABULARY = {"vocab_size": 32448}  # that each of them takes
@@ -80,7 +77,7 @@ def test_what_cannot_be_computed_with_is_refused(config):
 
 @pytest.mark.parametrize("config", [{"d_model": 8}, T5Config])
 def test_what_is_no_config_is_named(config):
-    said = rf"config is a {type(config).__name__}; give one of GPT2Config, .*XvalConfig"
+    said = rf"config is a {type(config).__name__}; give one of GPT2Config, .*T5Config"
     with pytest.raises(TypeError, match=said):
         init_params(config, jax.random.key(0))
     with pytest.raises(TypeError, match=said):

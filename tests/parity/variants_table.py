@@ -11,14 +11,13 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from ntl_jax.hf.mapping import flatten, unflatten
+from ntl_jax.hf.mapping import unflatten
 from ntl_jax.models import RegressionTransformerConfig, init_params
 from tests import tiny_t5
 from tests.models import (
     test_numformer,
     test_regression_transformer,
     test_t5_regression,
-    test_t5_xval,
 )
 
 Differences = dict[str, float]
@@ -67,31 +66,6 @@ def of_regression_transformer() -> Differences:
     }
 
 
-def of_xval() -> Differences:
-    """xVal on T5, and transformers' T5 between embeddings and heads made in PyTorch."""
-    import torch
-
-    here = test_t5_xval
-    model = tiny_t5.torch_model("v1_0")
-    plain, params = tiny_t5.ours(model)
-    config, params = here.extended(plain, params, "log")
-    flat, data = flatten(params), here.numeric_batch()
-    leaves = {path: torch.tensor(flat[path], requires_grad=True) for path in here.OWN}
-    loss, logits, numbers = here.torch_loss(model, leaves, data, "log")
-    loss.backward()
-    named = {name: p.grad.numpy() for name, p in model.named_parameters()}
-    want = flatten(tiny_t5.to_params(plain, named))
-    want |= {path: np.asarray(leaf.grad) for path, leaf in leaves.items()}
-    _, output, grads = here.loss_and_gradient(config, params, data)
-    return {
-        "outputs": max(
-            relative(output.logits, logits.detach().numpy()),
-            relative(output.numbers, numbers.detach().numpy()),
-        ),
-        "gradients": worst(grads, unflatten(want)),
-    }
-
-
 def of_numformer() -> Differences:
     """The Numformer, and PyTorch's own encoder layers."""
     here = test_numformer
@@ -117,7 +91,6 @@ def of_numformer() -> Differences:
 VARIANTS: dict[str, Callable[[], Differences]] = {
     "T5, regression head": of_regression_head,
     "T5, Regression Transformer": of_regression_transformer,
-    "T5, xVal": of_xval,
     "Numformer": of_numformer,
 }
 

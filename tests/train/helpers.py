@@ -19,6 +19,7 @@ from train.config import (
 )
 from train.data.inputs import load_inputs
 from train.data.number_tokens import make_vocab
+from train.heads.teacher_forcing import answer_hidden
 from train.state import Task, make_task
 
 INTERRUPTED_IO = pytest.mark.filterwarnings(
@@ -114,3 +115,9 @@ def answers(folder) -> list[str]:
     """The generated texts of one evaluation set."""
     lines = (folder / "predictions.jsonl").read_text().splitlines()
     return [row["prediction"] for row in map(json.loads, lines) if row["set"] == SET]
+
+
+def answer_logits(model, params, batch):
+    """Logits in the place of `answer_hidden`'s states, and the labels."""
+    answer = answer_hidden(model, params, batch)
+    return answer.model.logits(answer.hidden), answer.labels

@@ -13,12 +13,13 @@ from ntl_jax import cross_entropy
 from ntl_jax.models import GPT2Config, GraniteConfig, bind
 from ntl_jax.tokenization import load_tokenizer
 from tests.train.conftest import standard_promotion
-from tests.train.helpers import TINY, changed, tiny_batch, tiny_task
+from tests.train.helpers import TINY, answer_logits, changed, tiny_batch, tiny_task
+from train.checkpointing.model_dict import model_dict, model_of_dict
 from train.config import ConfigError, DataConfig
 from train.data import CausalDataset, DataError, eval_batches, tokenize_rows
 from train.data.inputs import load_inputs
-from train.evaluation.predict import load_run, number_probabilities, predict
-from train.heads.families import answer_logits, model_dict, model_of_dict
+from train.evaluation.predict import load_run, predict
+from train.heads.lm import number_probabilities
 from train.loop import run
 from train.state import init_state
 from train.step import loss_and_grads
@@ -249,7 +250,7 @@ def test_evaluation_sees_every_row_and_the_same_loss(finished):
     for batch in eval_batches(dataset, batch_size=3):
         weights = batch.pop("weights")
         device = {name: jnp.asarray(value) for name, value in batch.items()}
-        logits, labels, _ = answer_logits(task.model, result.state.params, device)
+        logits, labels = answer_logits(task.model, result.state.params, device)
         each = cross_entropy(logits, labels).sum(axis=-1)
         total += float((each * weights).sum())
         count += float(((labels != -100).sum(axis=-1) * weights).sum())

@@ -12,15 +12,14 @@ import pytest
 from ntl_jax.generate import greedy
 from ntl_jax.losses import stats_from_logits
 from ntl_jax.metrics import numeric_metrics
-from tests.train.helpers import COMPARED, tiny_task
+from tests.train.helpers import COMPARED, answer_logits, tiny_task
 from train.data.inputs import load_inputs
 from train.data.transforms import Ragged
 from train.evaluation.evaluator import Evaluator
 from train.evaluation.predict import load_run
-from train.heads.families import answer_logits
+from train.heads.lm import evaluation_objective
 from train.reporting.tables import comparison_table
 from train.state import init_state
-from train.step import evaluation_objective
 
 RUN = "ce-0.3was"
 SET = "interpolation"
@@ -56,7 +55,7 @@ def whole(compared, inputs):
 
         @jax.jit
         def terms_of(part):
-            logits, labels, _ = answer_logits(task.model, params, part)
+            logits, labels = answer_logits(task.model, params, part)
             stats = stats_from_logits(logits, labels, task.vocab)
             return objective(stats, labels, task.vocab)
 

@@ -16,7 +16,7 @@ from tests.train.mesh_cases import (
     relative_errors,
     task_of,
 )
-from train import loss as loss_module
+from train.heads import lm
 from train.loss import loss_and_grads
 from train.state import abstract_state
 from train.step import eval_step
@@ -128,7 +128,7 @@ def scratch(monkeypatch, tile: int = 4096, **fields) -> int:
     config = config_of("gpt2", model__vocab_size=4096, **fields)
     vocab = NumberVocab.from_mapping({"1": 21, "2": 22, "a": 1}, vocab_size=4096)
     task = dataclasses.replace(task_of(config), vocab=vocab)
-    monkeypatch.setattr(loss_module, "TILE_TOKENS", tile)
+    monkeypatch.setattr(lm, "TILE_TOKENS", tile)
     step = jax.jit(functools.partial(loss_and_grads, task=task))
     batch = random_batch(task.model, ROWS, 32)
     compiled = step.lower(abstract_state(task).params, batch).compile()

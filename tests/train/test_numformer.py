@@ -19,8 +19,8 @@ from train.data.inputs import load_inputs, open_tokenizer
 from train.data.number_tokens import make_vocab
 from train.evaluation.evaluate_run import evaluate
 from train.evaluation.predict import export, load_run, predict
-from train.heads.families import with_tokenizer
-from train.heads.number_answers import total_loss
+from train.heads import HEADS
+from train.heads.number import total_loss
 from train.loop import run
 from train.loss import loss_and_grads
 from train.pretrained import fit_vocabulary
@@ -57,7 +57,7 @@ SUMS = changed(
 def task_and_inputs(config=TINY, sizes=(1, 1, 1)):
     tokenizer = open_tokenizer("builtin", True, head="numformer")
     model = fit_vocabulary(config.model, len(tokenizer), 1, grow=True)
-    model = with_tokenizer(model, tokenizer)
+    model = HEADS["numformer"].fit_model(model, tokenizer)
     inputs = load_inputs(config, model, tokenizer)
     mesh = make_mesh(*sizes, devices=jax.devices()[: math.prod(sizes)])
     vocab = make_vocab(config, model, inputs)
@@ -186,8 +186,9 @@ def test_what_does_not_go_together_is_refused(changes, message):
 
 def test_sizes_that_no_numformer_has_are_refused():
     tokenizer = open_tokenizer("builtin", True, head="numformer")
+    odd = changed(TINY, model__num_heads=3).model
     with pytest.raises(ConfigError, match="16 does not divide into 3 heads"):
-        with_tokenizer(changed(TINY, model__num_heads=3).model, tokenizer)
+        HEADS["numformer"].fit_model(odd, tokenizer)
     task, _ = task_and_inputs()
     assert isinstance(task.model, NumformerConfig)
     assert (task.model.num_id, task.model.vocab_size) == (512, 640)

@@ -13,13 +13,12 @@ import pytest
 
 from ntl_jax.models import GPT2Config, GraniteConfig, init_params
 from ntl_jax.sharding.mesh import batch_sharding, make_mesh
-from tests.train.helpers import SHALLOW, changed
+from tests.train.helpers import SHALLOW, answer_logits, changed
 from train.config import ConfigError, LossConfig, validate
 from train.data import pack, tokenize_rows, train_batches
 from train.data.inputs import load_inputs
 from train.data.number_tokens import make_vocab
 from train.data.transforms import Ragged
-from train.heads.families import answer_logits, is_decoder_only
 from train.state import init_state, make_task
 from train.step import compile_train_step, loss_and_grads
 
@@ -95,7 +94,7 @@ class Case:
         """Logits and the labels that stand for them."""
 
         def run(params, batch):
-            return answer_logits(self.task.model, params, batch)[:2]
+            return answer_logits(self.task.model, params, batch)
 
         return jax.jit(run)
 
@@ -112,7 +111,7 @@ def case(family: str) -> Case:
         inputs.tokenizer,
         max_source_length=64,
         max_target_length=16,
-        separator=":" if is_decoder_only(model) else None,
+        separator=":" if model.decoder_only else None,
     )
     packed = pack(dataset, seed=0, length=64)
     assert len(packed) <= len(ROWS) / 2

@@ -16,9 +16,9 @@ from train.evaluation.predict import (
     answer_report,
     export,
     load_run,
-    number_probabilities,
     predict,
 )
+from train.heads.lm import number_probabilities
 
 QUESTION = "What is 3 plus 4?"
 

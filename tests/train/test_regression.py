@@ -15,11 +15,12 @@ from tests.train.conftest import standard_promotion
 from tests.train.helpers import SHALLOW, changed, tiny_task
 from train.config import ConfigError, DataConfig, validate
 from train.data import DataError, RowError
-from train.data.inputs import fitted, load_inputs, naming, tokenized
+from train.data.inputs import load_inputs, naming
 from train.data.number_tokens import make_vocab
 from train.evaluation.predict import export, load_run, predict
-from train.heads.families import with_head
-from train.heads.regression import NumberDataset, last_numbers, written
+from train.heads import head_of
+from train.heads.number import fitted, written
+from train.heads.regression import NumberDataset, last_numbers
 from train.loop import run
 from train.pretrained import pretrained_params
 
@@ -32,7 +33,11 @@ HEAD = changed(
     steps=30,
     log_every=10,
 )
-MODEL = with_head(HEAD.model, "regression")
+MODEL = T5RegressionConfig.from_t5(HEAD.model)
+
+
+def tokenized(rows, config, tokenizer):
+    return head_of(MODEL).encode_rows(rows, config, MODEL, tokenizer, None)[0]
 
 
 @pytest.fixture(scope="module")
@@ -105,16 +110,16 @@ def test_answers_without_a_number_or_too_large_are_refused():
     inputs = load_inputs(HEAD, MODEL)
     rows = [{"question": "a", "answer": "5"}, {"question": "b", "answer": "none"}]
     with pytest.raises(DataError, match=r"row 2, 'none', holds no number.*--head lm"):
-        tokenized(rows, HEAD, MODEL, inputs.tokenizer)
+        tokenized(rows, HEAD, inputs.tokenizer)
     rows = [{"question": "a", "answer": "1e99"}]
     with pytest.raises(DataError, match=r"row 1, '1e99', .*--value-scale log1p"):
-        tokenized(rows, changed(HEAD, value_scale="none"), MODEL, inputs.tokenizer)
-    assert len(tokenized(rows, HEAD, MODEL, inputs.tokenizer)) == 1
+        tokenized(rows, changed(HEAD, value_scale="none"), inputs.tokenizer)
+    assert len(tokenized(rows, HEAD, inputs.tokenizer)) == 1
     for answer in ("-" + "9" * 400, "9" * 400 + "/7"):
         rows = [{"question": "a", "answer": answer}]
         what = r"row 1, '-?9+\.\.\.9+(/7)?', ends with .*float32 .*leave the row out"
         with pytest.raises(DataError, match=what):
-            tokenized(rows, HEAD, MODEL, inputs.tokenizer)
+            tokenized(rows, HEAD, inputs.tokenizer)
 
 
 def test_a_refused_answer_is_told_by_its_set_and_file(tmp_path):

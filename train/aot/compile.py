@@ -25,8 +25,7 @@ from train.aot.program_costs import Costs, costs_of
 from train.aot.topology import find_devices, first_line
 from train.config import ConfigError, TrainConfig, mesh_shape, validate
 from train.data.row_checks import check_positions
-from train.heads.families import is_decoder_only
-from train.heads.number_answers import NumberModel
+from train.heads import HEADS, head_of
 from train.pretrained import fit_vocabulary
 from train.state import Task, abstract_state, make_task
 from train.step import compile_train_step
@@ -109,8 +108,7 @@ def compile_ahead(config: TrainConfig, topology: str) -> AotReport:
     task = abstract_task(config, mesh)
     state = abstract_state(task)
     batch = batch_shapes(task)
-    if is_decoder_only(task.model):
-        check_positions(batch["input_ids"].shape[1], config, task.model)
+    check_positions(batch["input_ids"].shape[1], config, task.model)
     start = time.perf_counter()
     try:
         traced = compile_train_step(task).trace(state, batch)
@@ -145,12 +143,12 @@ def compile_ahead(config: TrainConfig, topology: str) -> AotReport:
 
 
 def _check_writes_text(config: TrainConfig) -> None:
-    if isinstance(config.model, NumberModel):
+    if not head_of(config.model).writes_text:
         raise ConfigError(
             "this preset's model answers with a number, and only models that write "
             "text are compiled ahead: take another preset."
         )
-    if config.head != "lm":
+    if not HEADS[config.head].writes_text:
         raise ConfigError(
             "only models that write text are compiled ahead: leave out "
             f"--head {config.head}."
@@ -213,7 +211,7 @@ def batch_shapes(task: Task) -> dict[str, jax.ShapeDtypeStruct]:
         data.max_source_length,
         data.max_target_length,
     )
-    if is_decoder_only(task.model):
+    if task.model.decoder_only:
         source = target = source + target
     shape = functools.partial(jax.ShapeDtypeStruct, sharding=batch_sharding(task.mesh))
     return {

@@ -7,9 +7,9 @@ from typing import Any
 
 from ntl_jax.numbers.value_scales import ValueScale
 from train.checkpointing.folder import has_checkpoint
+from train.checkpointing.model_dict import model_of_dict
 from train.checkpointing.storage import AnyPath, any_path, is_remote, storage_errors
 from train.config import ConfigError, TrainConfig
-from train.heads.families import model_of_dict
 from train.reporting.metrics_writer import replace_text
 
 ROOT = pathlib.Path("runs")

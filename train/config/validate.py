@@ -3,13 +3,7 @@
 import dataclasses
 
 from ntl_jax.kernels.attention.dispatch import check_trainable
-from ntl_jax.models import (
-    AnyConfig,
-    GPT2Config,
-    GraniteConfig,
-    NumformerConfig,
-    T5Config,
-)
+from ntl_jax.models import AnyConfig
 from train.config.loss import NUMBER_TERMS, PER_ROW_TERMS, LossConfig
 from train.config.mesh import mesh_shape
 from train.config.ranges import (
@@ -42,7 +36,7 @@ def validate(
     )
     validate_data(config)
     check(
-        config.number_tokens == "digits" or isinstance(config.model, T5Config),
+        config.number_tokens == "digits" or config.model.number_encodings,
         "--number-tokens places is a T5's: take one, or --number-tokens digits.",
     )
     check(
@@ -96,11 +90,9 @@ def validate_data(config: TrainConfig) -> None:
 
 
 def _check_token_ids(config: TrainConfig) -> None:
-    """T5 embeds these; other models use the tokenizer's ids."""
+    """Checks the ids that a model embeds itself; others are the tokenizer's."""
     model = config.model
-    if not isinstance(model, T5Config):
-        return
-    for name in ("pad_token_id", "decoder_start_token_id"):
+    for name in model.embedded_ids:
         token = getattr(model, name)
         check(
             0 <= token < model.vocab_size,
@@ -129,7 +121,7 @@ def _check_packing(config: TrainConfig) -> None:
 def _check_head(config: TrainConfig) -> None:
     numformer = config.head == "numformer"
     check(
-        numformer or not isinstance(config.model, NumformerConfig),
+        numformer or config.model.head != "numformer",
         "a Numformer writes no text: give --head numformer.",
     )
     check(
@@ -142,8 +134,7 @@ def _check_head(config: TrainConfig) -> None:
     )
     if config.head == "lm":
         return
-    fit = isinstance(config.model, T5Config)
-    fit = fit or (numformer and isinstance(config.model, NumformerConfig))
+    fit = config.head in config.model.heads
     others = "no T5" + (" and no Numformer" if numformer else "")
     for fits, what in (
         (fit, f"a model that is {others}"),
@@ -198,20 +189,12 @@ def _check_mesh(config: TrainConfig, num_devices: int) -> None:
 
 def check_attention(model: AnyConfig, platform: str | None = None) -> None:
     """Raises ConfigError if a model's attention cannot run with its fields."""
-    if isinstance(model, GPT2Config):
-        width, dropout = model.n_embd // model.n_head, model.attn_pdrop
-    elif isinstance(model, GraniteConfig):
-        width, dropout = model.head_dim, model.attention_dropout
-    elif isinstance(model, NumformerConfig):
-        width, dropout = model.d_model // model.num_heads, model.dropout_rate
-    else:
-        width, dropout = model.d_kv, model.dropout_rate
     try:
         check_trainable(
             model.attention,
-            width=width,
+            width=model.head_dim,
             dtype=model.dtype,
-            dropout=dropout,
+            dropout=model.attention_dropout,
             platform=platform,
         )
     except ValueError as error:

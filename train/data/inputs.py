@@ -4,21 +4,13 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
-from ntl_jax.models import AnyConfig, T5RegressionConfig
+from ntl_jax.models import AnyConfig
 from ntl_jax.numbers.value_scales import ValueScale
-from ntl_jax.tokenization import (
-    RegressionTransformerTokenizer,
-    Tokenizer,
-    XvalTokenizer,
-    load_tokenizer,
-)
+from ntl_jax.tokenization import Tokenizer
 from train.config import ConfigError, DataConfig, TrainConfig
 from train.data import (
     Buckets,
     DataError,
-    MaskedDataset,
     PackedDataset,
     Row,
     RowError,
@@ -26,19 +18,15 @@ from train.data import (
     TokenizedDataset,
     load_splits,
     make_buckets,
-    mask_rows,
     pack,
-    tokenize_rows,
 )
 from train.data.row_checks import (
-    POSITIONS,
-    check_length,
     count_long,
     count_numbers,
     count_unknown,
+    positions_flag,
 )
-from train.heads.families import is_decoder_only
-from train.heads.regression import last_numbers, with_numbers
+from train.heads import HEADS, head_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +54,7 @@ def open_tokenizer(
 ) -> Tokenizer:
     """Loads a tokenizer; ConfigError where it cannot be had."""
     try:
-        if head == "numformer":
-            return XvalTokenizer(load_tokenizer(name))
-        if number_tokens == "places":
-            return RegressionTransformerTokenizer(load_tokenizer(name))
-        return load_tokenizer(name, split_digits=split_digits)
+        return HEADS[head].open_tokenizer(name, split_digits, number_tokens)
     except ValueError as error:
         raise ConfigError(f"--tokenizer {name}: {error}") from error
 
@@ -108,24 +92,17 @@ def load_inputs(
             f"the model with {model.eos_token_id}: set --model.eos-token-id "
             f"{tokenizer.eos_token_id}."
         )
-    splits = load_splits(config.data)
+    head, splits = head_of(model), load_splits(config.data)
     for set_name, rows in splits.evaluation.items():
         count_numbers(set_name, rows)
     with naming("train", config.data):
-        if scale is None and isinstance(model, T5RegressionConfig):
-            scale = fitted(config, last_numbers(splits.train))
-        unfitted = scale or ValueScale("none")
-        train = tokenized(splits.train, config, model, tokenizer, unfitted)
-    if isinstance(train, MaskedDataset):
-        scale = scale or fitted(config, train.numbers())
-        train = dataclasses.replace(train, scale=scale)
-    scale = scale or ValueScale("none")
+        train, scale = head.encode_rows(splits.train, config, model, tokenizer, scale)
     evaluation = tokenized_sets(splits.evaluation, config, model, tokenizer, scale)
     sets = {"train": (splits.train, train)} | {
         name: (splits.evaluation[name], dataset) for name, dataset in evaluation.items()
     }
     count_unknown(sets, tokenizer)
-    if config.head == "lm":
+    if head.writes_text:
         for set_name, dataset in evaluation.items():
             count_long(set_name, dataset, config.evaluation.max_new_tokens)
     if config.data.packing:
@@ -137,26 +114,17 @@ def load_inputs(
     return Inputs(tokenizer, splits, train, evaluation, buckets, scale)
 
 
-def fitted(config: TrainConfig, numbers: np.ndarray) -> ValueScale:
-    """The scale that the run asks for, fitted to its training numbers."""
-    try:
-        return ValueScale.fit(config.value_scale, numbers)
-    except ValueError as error:
-        raise ConfigError(f"--value-scale {config.value_scale}: {error}.") from error
-
-
 def _packed(
     train: TokenizedDataset, config: TrainConfig, model: AnyConfig
 ) -> PackedDataset:
     packed = pack(train, seed=config.data.seed, length=config.data.packed_length)
-    for name in POSITIONS:
-        length, most = packed.shape[0], getattr(model, name, packed.shape[0])
-        if length > most:
-            raise ConfigError(
-                f"packed rows have {length} tokens, more than the model's {most} "
-                "positions: lower --data.packed-length, or set "
-                f"--model.{name.replace('_', '-')} {length}."
-            )
+    length, most = packed.shape[0], model.longest_row
+    if most is not None and length > most:
+        raise ConfigError(
+            f"packed rows have {length} tokens, more than the model's {most} "
+            "positions: lower --data.packed-length, or set "
+            f"{positions_flag(model)} {length}."
+        )
     return packed
 
 
@@ -205,7 +173,7 @@ def tokenized_sets(
     tokenizer: Tokenizer,
     scale: ValueScale,
 ) -> dict[str, TokenizedDataset]:
-    """Evaluation sets as `tokenized` makes them.
+    """Evaluation sets as `Head.encode_rows` encodes them.
 
     Raises:
         DataError: names the set and the row that the model cannot take.
@@ -213,48 +181,7 @@ def tokenized_sets(
     datasets = {}
     for name, rows in sets.items():
         with naming(name, config.data):
-            datasets[name] = tokenized(rows, config, model, tokenizer, scale)
+            datasets[name], _ = head_of(model).encode_rows(
+                rows, config, model, tokenizer, scale
+            )
     return datasets
-
-
-def tokenized(
-    rows: Sequence[Row],
-    config: TrainConfig,
-    model: AnyConfig,
-    tokenizer: Tokenizer,
-    scale: ValueScale | None = None,
-) -> TokenizedDataset:
-    """Rows as ids; ConfigError where the model has no position for the last of them.
-
-    Args:
-        rows: questions and answers.
-        config: the run's.
-        model: the model's config.
-        tokenizer: what the rows are read with.
-        scale: what the numbers of answers go through; None: the run's, never fitted.
-    """
-    scale = scale or fitted(config, np.empty(0))
-    if isinstance(tokenizer, XvalTokenizer):
-        masked = mask_rows(
-            rows,
-            tokenizer,
-            max_source_length=config.data.max_source_length,
-            max_target_length=config.data.max_target_length,
-            rate=config.mask_rate,
-        )
-        masked = dataclasses.replace(masked, scale=scale)
-        check_length(masked, config, model)
-        return masked
-    dataset = tokenize_rows(
-        rows,
-        tokenizer,
-        max_source_length=config.data.max_source_length,
-        max_target_length=config.data.max_target_length,
-        vocab_size=model.vocab_size,
-        separator=config.data.separator if is_decoder_only(model) else None,
-        cache=config.token_cache,
-    )
-    check_length(dataset, config, model)
-    if isinstance(model, T5RegressionConfig):
-        return with_numbers(dataset, rows, scale)
-    return dataset

@@ -15,7 +15,7 @@ from ntl_jax.tokenization import (
 )
 from train.config import NUMBER_TERMS, ConfigError, TrainConfig
 from train.data.inputs import Inputs
-from train.heads.number_answers import NumberModel
+from train.heads import head_of
 
 logger = logging.getLogger("train")
 
@@ -52,8 +52,9 @@ def make_vocab(config: TrainConfig, model: AnyConfig, inputs: Inputs) -> NumberV
         vocab = number_vocab(inputs.tokenizer, model.vocab_size, config.number_policy)
     except ValueError as error:
         raise ConfigError(f"--tokenizer {config.tokenizer}: {error}") from error
-    if isinstance(model, NumberModel):
-        logger.info("%s", _of_number_model(config, inputs))
+    how = head_of(model).describe_numbers(inputs.scale)
+    if how is not None:
+        logger.info("%s", how)
         return vocab
     answers = [row["answer"] for row in inputs.splits.train[:COVERAGE_ROWS]]
     coverage = vocab.coverage(inputs.tokenizer, answers)
@@ -90,13 +91,3 @@ def make_vocab(config: TrainConfig, model: AnyConfig, inputs: Inputs) -> NumberV
             "--allow-low-coverage."
         )
     return vocab
-
-
-def _of_number_model(config: TrainConfig, inputs: Inputs) -> str:
-    scale = inputs.scale
-    how = f"numbers go through {scale.kind}"
-    if scale.kind == "minmax5":
-        how += f" ({scale.low:g} to -5, {scale.high:g} to 5)"
-    if config.head == "numformer":
-        return f"{how}; hidden tokens are learned by cross entropy, numbers by squares"
-    return f"{how}; the head learns by squared error, in which --loss has no part"

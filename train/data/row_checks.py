@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ntl_jax.models import AnyConfig, NumformerConfig
+from ntl_jax.models import AnyConfig
 from ntl_jax.numbers.grammar import last_number
 from ntl_jax.tokenization import Tokenizer
 from train.config import ConfigError, TrainConfig
@@ -15,23 +15,12 @@ from train.data.transforms import Ragged
 _TOKENS_AT_ONCE = 2**24  # bounds what comparing them takes
 _ROWS_READ = 100  # for characters to name
 _NAMED = 5
-POSITIONS = ("n_positions", "max_position_embeddings")
-"""Fields of decoder-only models that say how long a row may be."""
 
 logger = logging.getLogger("train")
 
 
 def check_length(dataset: TokenizedDataset, config: TrainConfig, model: AnyConfig):
     """Positions end somewhere; generation goes beyond the prompt."""
-    if isinstance(model, NumformerConfig):
-        (length,) = dataset.shape
-        if length > model.max_positions:
-            raise ConfigError(
-                f"questions with their answers take up to {length} tokens, more than "
-                f"the model's {model.max_positions} positions: lower "
-                "--data.max-source-length or --data.max-target-length."
-            )
-        return
     if isinstance(dataset, CausalDataset):
         answered = dataset.source_length + config.evaluation.max_new_tokens
         check_positions(max(dataset.length, answered), config, model)
@@ -39,16 +28,20 @@ def check_length(dataset: TokenizedDataset, config: TrainConfig, model: AnyConfi
 
 def check_positions(longest: int, config: TrainConfig, model: AnyConfig) -> None:
     """A model has positions for rows and answers of so many tokens, or ConfigError."""
-    for name in POSITIONS:
-        most = getattr(model, name, longest)
-        if longest > most:
-            flag = f"--model.{name.replace('_', '-')}"
-            more = f"set {flag} {longest}, or " if not config.init_from else ""
-            raise ConfigError(
-                f"questions and answers take up to {longest} tokens, more than the "
-                f"model's {most} positions: {more}lower --data.max-source-length, "
-                "--data.max-target-length or --evaluation.max-new-tokens."
-            )
+    most = model.longest_row
+    if most is not None and longest > most:
+        more = f"set {positions_flag(model)} {longest}, or "
+        raise ConfigError(
+            f"questions and answers take up to {longest} tokens, more than the model's "
+            f"{most} positions: {'' if config.init_from else more}lower "
+            "--data.max-source-length, --data.max-target-length or "
+            "--evaluation.max-new-tokens."
+        )
+
+
+def positions_flag(model: AnyConfig) -> str:
+    """The flag that says how many positions a model has."""
+    return f"--model.{str(model.positions_field).replace('_', '-')}"
 
 
 def count_numbers(set_name: str, rows: Sequence[Row]) -> None:

@@ -10,25 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntl_jax.generate import generate
 from ntl_jax.metrics import NumberTokenScores, number_token_scores
 from ntl_jax.sharding.mesh import batch_sharding
-from ntl_jax.tokenization import Tokenizer, XvalTokenizer
+from ntl_jax.tokenization import Tokenizer
 from train.checkpointing.storage import AnyPath
 from train.data import Row, TokenizedDataset, eval_batches
 from train.evaluation.scores import Answers, answer_metrics, answer_tables, plain
-from train.heads.number_answers import NumberModel, total_loss
-from train.heads.regression import written
+from train.heads import EvalOutputs, head_of
 from train.multihost.hosts import gathered, global_batch, made_progress
 from train.reporting.metrics_writer import replace_text
 from train.state import Params, Task
-from train.step import (
-    Batch,
-    EvalOutputs,
-    compiler_options,
-    eval_step,
-    evaluation_objective,
-)
+from train.step import compiler_options, eval_step
 
 PREDICTIONS_FILE = "predictions.jsonl"
 RESULTS_FILE = "evaluation.json"
@@ -66,8 +58,8 @@ class Evaluator:
     ) -> None:
         self._rows = rows
         self._task = task
-        is_xval = isinstance(tokenizer, XvalTokenizer)
-        self._tokenizer = tokenizer.base if is_xval else tokenizer  # of answers
+        self._head = head_of(task.model)
+        self._tokenizer = self._head.text_tokenizer(tokenizer)
         self._datasets = datasets
         self._eval_step = jax.jit(
             functools.partial(eval_step, task=task),
@@ -93,7 +85,9 @@ class Evaluator:
             outputs = gathered(self._eval_step(params, batch))
             collected.add(outputs)
             real = int(host_batch["weights"].sum())
-            tokens += self._answer(params, batch, outputs)[:real]
+            tokens += self._head.predictions(
+                self._task, params, batch, outputs, self._tokenizer
+            )[:real]
             made_progress()
         if not tokens:
             raise ValueError("an evaluation set is empty: give it at least one row.")
@@ -107,40 +101,11 @@ class Evaluator:
             metrics |= {name: getattr(numbers, field) for name, field in _SURE.items()}
         return SetResult(metrics, predictions, numbers, self._task.vocab.values)
 
-    def _answer(
-        self, params: Params, batch: Batch, outputs: EvalOutputs
-    ) -> list[list[int]]:
-        """The ids of every row's answer, without what follows end-of-sequence."""
-        task, config = self._task, self._task.config.evaluation
-        if outputs.predictions is not None:
-            texts = written(np.asarray(outputs.predictions), task.scale)
-            return self._tokenizer.encode_batch(texts)
-        assert not isinstance(task.model, NumberModel)
-        generated = generate(
-            task.model,
-            params,
-            batch.get("prompt_ids", batch["input_ids"]),
-            attention_mask=batch.get("prompt_mask", batch["attention_mask"]),
-            max_new_tokens=config.max_new_tokens,
-            num_beams=config.beams,
-            numbers=config.numbers,
-            vocab=None if config.numbers == "argmax" else task.vocab,
-        )
-        end = task.model.eos_token_id
-        rows = []
-        for row in gathered(generated.tokens).tolist():
-            rows.append(row[: row.index(end) + 1] if end in row else row)
-        return rows
-
     def _losses(self, collected: "_Collected") -> dict[str, float | None]:
         """The objective and its terms, None for a term that nothing counts in."""
         terms = jax.device_get(collected.terms)
-        if isinstance(self._task.model, NumberModel):
-            losses = {"loss": float(total_loss(terms))}
-        else:
-            objective = evaluation_objective(self._task.objective)
-            losses = {"loss": float(objective.total(terms))}
-        return losses | {
+        loss = self._head.evaluation_loss(self._task, terms)
+        return {"loss": loss} | {
             name: float(term.mean) if term.count > 0 else None
             for name, term in terms.items()
         }

@@ -4,21 +4,14 @@ import dataclasses
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import tyro
 from safetensors import SafetensorError
 
-from ntl_jax import NumberVocab
-from ntl_jax.generate import greedy, number_distributions
 from ntl_jax.hf import save_checkpoint
-from ntl_jax.models import AnyConfig, NumformerConfig, T5RegressionConfig, bind
-from ntl_jax.numbers.value_scales import ValueScale
-from ntl_jax.sharding.mesh import mesh_of, on_mesh
-from ntl_jax.tokenization import DigitTokenizer, Tokenizer, XvalTokenizer
+from ntl_jax.models import family_of
+from ntl_jax.tokenization import DigitTokenizer
+from train.checkpointing.model_dict import model_of_dict
 from train.checkpointing.restore import (
     fitting_mesh,
     open_mesh,
@@ -34,11 +27,9 @@ from train.checkpointing.rundir import (
 from train.checkpointing.storage import AnyPath, make_folder, write_remedy
 from train.config import ConfigError, MeshConfig
 from train.data.inputs import open_tokenizer
-from train.data.masked import question_row
 from train.data.number_tokens import number_vocab
-from train.heads.families import is_decoder_only, model_of_dict
-from train.heads.regression import written
-from train.state import Params
+from train.evaluation.trained import TrainedModel
+from train.heads import head_of
 
 _NEEDED = {
     "data",
@@ -49,26 +40,6 @@ _NEEDED = {
     "split_digits",
 }
 """What is read from a run's config.json."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainedModel:
-    """A run's parameters with what is needed to use them."""
-
-    model: AnyConfig
-    params: Params
-    tokenizer: Tokenizer
-    vocab: NumberVocab
-    max_source_length: int
-    max_new_tokens: int
-    separator: str
-    scale: ValueScale
-
-    def encode(self, question: str) -> list[int]:
-        """The ids that the model answers."""
-        if not is_decoder_only(self.model):
-            return self.tokenizer.encode(question)
-        return self.tokenizer.encode(question + self.separator)[:-1]
 
 
 def load_run(run_dir: AnyPath, mesh: MeshConfig | None = None) -> TrainedModel:
@@ -150,87 +121,14 @@ def predict(path: AnyPath, question: str, arguments: Sequence[str] = ()) -> str:
 
 
 def answer_report(trained: TrainedModel, question: str) -> str:
-    """The greedy answer, then a row a digit: probabilities over the number tokens.
-
-    The probabilities are the softmax over the number tokens alone, as in the loss.
-    """
-    encoded = trained.encode(question)
-    if len(encoded) > trained.max_source_length:
+    """The answer as the head of the model gives it, see `Head.answer`."""
+    length = len(trained.encode(question))
+    if length > trained.max_source_length:
         raise ConfigError(
-            f"the question is {len(encoded)} tokens long, and the run was trained on "
-            f"at most {trained.max_source_length} (--data.max-source-length): shorten "
-            "it."
+            f"the question is {length} tokens long, and the run was trained on at most "
+            f"{trained.max_source_length} (--data.max-source-length): shorten it."
         )
-    ids = jnp.asarray([encoded], jnp.int32)  # [1, S]
-    if isinstance(trained.model, T5RegressionConfig):
-        number = _output(trained, ids)
-        return written(np.asarray(number), trained.scale)[0]
-    if isinstance(trained.model, NumformerConfig):
-        return _filled_in(trained, question)
-    tokens = greedy(
-        trained.model, trained.params, ids, max_new_tokens=trained.max_new_tokens
-    )
-    answer = trained.tokenizer.decode(np.asarray(tokens)[0].tolist())
-    probabilities = number_probabilities(trained, ids, tokens)  # [T, K]
-    is_number = trained.vocab.row[np.asarray(tokens)[0]] >= 0
-    values = " ".join(f"{value:>5g}" for value in trained.vocab.values)
-    lines = [answer, f"  digit | {values}"]
-    for token, row in zip(
-        np.asarray(tokens)[0][is_number], probabilities[is_number], strict=True
-    ):
-        value = trained.vocab.values[trained.vocab.row[token]]
-        cells = " ".join(f"{probability:5.3f}" for probability in row)
-        lines.append(f"  {value:>5g} | {cells}")
-    return "\n".join(lines) if is_number.any() else f"{answer} (no digit in it)"
-
-
-def _filled_in(trained: TrainedModel, question: str) -> str:
-    """What a Numformer fills in behind a question."""
-    model, tokenizer = trained.model, trained.tokenizer
-    assert isinstance(model, NumformerConfig) and isinstance(tokenizer, XvalTokenizer)
-    row = question_row(question, tokenizer)
-    if len(row.ids) > model.max_positions:
-        raise ConfigError(
-            f"the question takes {len(row.ids)} tokens with its answer, and the model "
-            f"has {model.max_positions} positions: shorten it."
-        )
-    ids = np.asarray([row.ids], np.int32)
-    values = trained.scale.apply(np.asarray([row.values]))
-    values = np.where(ids == model.num_id, values, 1.0).astype(np.float32)
-    output = _output(trained, jnp.asarray(ids), jnp.asarray(values))
-    asked = np.asarray([row.labels]) == model.num_id
-    return written(np.asarray(output.numbers)[asked], trained.scale)[0]
-
-
-def _output(trained: TrainedModel, *inputs: jax.Array) -> Any:
-    """What the model itself makes of its inputs, on the mesh that it lies on."""
-    mesh = mesh_of(trained.params)
-
-    @jax.jit
-    def run(params: Params, inputs: tuple[jax.Array, ...]) -> Any:
-        with on_mesh(mesh):
-            return bind(trained.model, params)(*inputs)
-
-    return run(trained.params, inputs)
-
-
-def number_probabilities(
-    trained: TrainedModel, input_ids: jax.Array, tokens: jax.Array
-) -> np.ndarray:
-    """Softmax over number tokens where each answer token was chosen.
-
-    Args:
-        trained: the model.
-        input_ids: i32 [1, S].
-        tokens: i32 [1, T], the answer, fed back as decoder input.
-
-    Returns:
-        f32 [T, K], each row summing to 1 up to the end of the answer, to 0 beyond.
-    """
-    q = number_distributions(
-        trained.model, trained.params, input_ids, tokens, trained.vocab
-    )
-    return np.asarray(q[0])
+    return head_of(trained.model).answer(trained, question)
 
 
 def export(path: AnyPath, folder: pathlib.Path, arguments: Sequence[str] = ()) -> None:
@@ -253,9 +151,10 @@ def export(path: AnyPath, folder: pathlib.Path, arguments: Sequence[str] = ()) -
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder} is a file or is not empty: name a new folder.")
     trained = load_run(next(iter(runs.values())), mesh)
-    if isinstance(trained.model, NumformerConfig):
+    if family_of(trained.model).table is None:
+        kind = type(trained.model).__name__
         raise ConfigError(
-            f"{path} is a Numformer's, for which Hugging Face has no format: use its "
+            f"{path} is of a {kind}, for which Hugging Face has no format: use its "
             "checkpoint with train.evaluation.predict.load_run."
         )
     make_folder(folder)

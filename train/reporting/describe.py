@@ -19,7 +19,7 @@ from train.data.inputs import open_tokenizer, tokenizer_name
 from train.data.masked import mask_rows
 from train.data.number_tokens import COVERAGE_ROWS, number_vocab
 from train.data.pipeline import GROUPED_STEPS, grouped_rows
-from train.heads.families import is_decoder_only
+from train.heads import HEADS
 
 MOST_ROWS = 100_000
 """Of larger sets, this many evenly spaced rows are sampled."""
@@ -79,7 +79,7 @@ def _tokenized(
         tokenizer,
         max_source_length=_UNCUT,
         max_target_length=_UNCUT,
-        separator=config.data.separator if is_decoder_only(config.model) else None,
+        separator=config.data.separator if config.model.decoder_only else None,
     )
 
 
@@ -168,7 +168,7 @@ def _as_trained(
         ).lengths()
     sides = [np.diff(side.offsets) for side in (dataset.sources, dataset.targets)]
     cut = np.minimum(np.stack(sides, axis=1), limits)
-    return cut.sum(axis=1, keepdims=True) if is_decoder_only(config.model) else cut
+    return cut.sum(axis=1, keepdims=True) if config.model.decoder_only else cut
 
 
 def _padding(lengths: np.ndarray, config: TrainConfig) -> list[list[str]]:
@@ -194,7 +194,7 @@ def _padding(lengths: np.ndarray, config: TrainConfig) -> list[list[str]]:
     shapes = ", ".join(map(_shape, buckets.lengths))
     table.append([f"--data.buckets {count}", shapes, f"{1 - real / padded:.1%}"])
 
-    if config.head == "lm":  # other heads take no packed rows
+    if HEADS[config.head].writes_text:  # other heads take no packed rows
         plan, shape = plan_rows(lengths, seed=data.seed, length=data.packed_length)
         padding = 1 - lengths.sum() / (len(plan) * sum(shape))
         each = f"{len(lengths) / len(plan):.2f}"

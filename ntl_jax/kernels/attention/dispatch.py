@@ -9,6 +9,7 @@ as it was measured to be faster with, else "xla".
 
 import importlib.util
 from collections.abc import Callable
+from types import ModuleType
 from typing import Literal, get_args
 
 import jax
@@ -232,6 +233,13 @@ def _triton(q, k, v, scale, bias, mask, causal, dropout) -> Float[Array, "B T N 
     return flash_attention(
         q, k, v, scale=scale, bias=bias, mask=mask, causal=causal, dropout=dropout
     )
+
+
+def decoding_kernels() -> ModuleType:
+    """Kernels that attend for one token at a time; imported only where they run."""
+    from ntl_jax.kernels.attention import decoding
+
+    return decoding
 
 
 def _cudnn(q, k, v, scale, bias, mask, causal) -> Float[Array, "B T N H"]:

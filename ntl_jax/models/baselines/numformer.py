@@ -20,6 +20,7 @@ the baseline in *Regress, Don't Guess* (ICML 2025).
 
 import dataclasses
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,11 +31,7 @@ from ntl_jax.kernels.attention.dispatch import Implementation, attend
 from ntl_jax.kernels.dropout import Dropout, RowOffset
 from ntl_jax.kernels.einsum import einsum_float32
 from ntl_jax.models.attention import Mask, make_attention_mask
-from ntl_jax.models.baselines.t5_xval import (
-    TokensAndNumbers,
-    first_positions,
-    number_factors,
-)
+from ntl_jax.models.config import ModelConfig
 from ntl_jax.models.config_checks import (
     check_computation,
     check_factors,
@@ -65,7 +62,7 @@ _PROBABILITIES, _ATTENDED, _INNER, _OUTER = range(4)  # dropout sites
 
 
 @dataclasses.dataclass(frozen=True)
-class NumformerConfig:
+class NumformerConfig(ModelConfig):
     """Sizes and options of a Numformer; the defaults are the paper's baseline.
 
     Raises:
@@ -73,6 +70,12 @@ class NumformerConfig:
             `num_heads` does not divide `d_model`, `num_id` is no row of the table, or
             there is no such option.
     """
+
+    head = "numformer"
+    heads = ("numformer",)
+    partition_rules = "numformer"
+    dropout_fields = ("dropout_rate",)
+    positions_field = "max_positions"
 
     vocab_size: int = 32101
     num_id: int = 32100  # the token [NUM]
@@ -103,7 +106,36 @@ class NumformerConfig:
                 "vocab_size"
             )
         check_computation(self)
-        check_rates(self, "dropout_rate")
+        check_rates(self, *self.dropout_fields)
+
+    @classmethod
+    def from_sizes_of(cls, config: ModelConfig, **changes) -> "NumformerConfig":
+        """A Numformer of a T5's sizes and options, or another of a Numformer's.
+
+        Raises:
+            TypeError: `config` is of another family.
+            ValueError: as of this class.
+        """
+        if "numformer" not in config.heads:
+            kind = type(config).__name__
+            raise TypeError(f"a {kind} cannot be made a Numformer")
+        names = {field.name for field in dataclasses.fields(cls)}
+        if config.head != cls.head:
+            names.remove("layer_norm_epsilon")  # of another norm
+        shared = {
+            name: getattr(config, name) for name in names if hasattr(config, name)
+        }
+        return cls(**shared | changes)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.d_model // self.num_heads
+
+    @property
+    def attention_dropout(self) -> float:
+        """Rate of dropout of attention's probabilities."""
+        return self.dropout_rate
 
 
 class Attention(nnx.Module):
@@ -195,6 +227,18 @@ class ValueHead(nnx.Module):
         return self.wo(h)[..., 0]
 
 
+class TokensAndNumbers(NamedTuple):
+    """What a model with two heads predicts at each position.
+
+    Attributes:
+        logits: f32[B, T, V], over tokens.
+        numbers: f32[B, T], the value, should the token be [NUM].
+    """
+
+    logits: Float32[Array, "B T V"]
+    numbers: Float32[Array, "B T"]
+
+
 class Numformer(nnx.Module):
     """An encoder that fills in masked tokens and numbers.
 
@@ -258,3 +302,31 @@ class Numformer(nnx.Module):
             remat=config.remat,
         )
         return TokensAndNumbers(self.lm_head(x), self.number_head(x))
+
+
+def number_factors(
+    ids: Int[Array, "B T"], values: Float[Array, "B T"], num_id: int
+) -> Float32[Array, "B T"]:
+    """The values at [NUM], 1 elsewhere.
+
+    >>> number_factors(jnp.array([[3, 9]]), jnp.array([[0.5, 0.5]]), 9)
+    Array([[1. , 0.5]], dtype=float32)
+    """
+    if ids.shape != values.shape:
+        raise ValueError(
+            f"token ids {ids.shape} and values {values.shape} must have one shape"
+        )
+    return jnp.where(ids == num_id, values.astype(jnp.float32), 1.0)
+
+
+def first_positions(
+    table: Embedding, shape: tuple[int, ...]
+) -> Float32[Array, "1 T D"]:
+    """The table's first T rows, for ids of this shape [B, T]."""
+    rows, length = table.embedding.shape[0], shape[1]
+    if length > rows:
+        raise ValueError(
+            f"a row of {length} tokens exceeds max_positions={rows}; raise it, or "
+            "truncate the texts"
+        )
+    return table.embedding[...][None, :length]

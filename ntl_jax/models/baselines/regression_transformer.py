@@ -52,6 +52,11 @@ class RegressionTransformerConfig(T5Config):
             np.zeros(1), 1, formula=self.number_formula, scale=self.number_scale
         )
 
+    @property
+    def table_dtype(self) -> str:
+        """What the rows of the table are read in: encodings are added to them."""
+        return "float32"
+
 
 @functools.lru_cache(maxsize=8)
 def _encodings(config: RegressionTransformerConfig) -> Float32[np.ndarray, "K1 D"]:
@@ -85,5 +90,5 @@ class RegressionTransformer(T5):
         is_number = (place >= 0) & (place < NUMBER_TOKENS)
         table = jnp.asarray(_encodings(self.config))
         encoded = table[jnp.where(is_number, place, NUMBER_TOKENS)]
-        learned = self.shared(ids, "float32")
+        learned = self.shared(ids, self.config.table_dtype)
         return (learned + encoded).astype(self.config.dtype)

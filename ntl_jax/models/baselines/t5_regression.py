@@ -40,6 +40,9 @@ class T5RegressionConfig(T5Config):
         ValueError: as of `T5Config`, or `classifier_dropout` is outside [0, 1).
     """
 
+    head = "regression"
+    partition_rules = "t5_regression"
+
     classifier_dropout: float = 0.0  # around the head's first layer
 
     def __post_init__(self):

@@ -3,6 +3,7 @@
 import dataclasses
 
 from ntl_jax.kernels.attention.dispatch import Implementation
+from ntl_jax.models.config import DecoderOnlyConfig
 from ntl_jax.models.config_checks import (
     check_computation,
     check_factors,
@@ -10,21 +11,23 @@ from ntl_jax.models.config_checks import (
     check_sizes,
 )
 from ntl_jax.models.layers import Remat, Unroll
-from ntl_jax.models.vocabulary import PaddedVocabulary
 
 ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu")
 _SIZES = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")
-_RATES = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
 @dataclasses.dataclass(frozen=True)
-class GPT2Config(PaddedVocabulary):
+class GPT2Config(DecoderOnlyConfig):
     """Sizes and options of a GPT-2; field names as in Hugging Face's config.json.
 
     Raises:
         ValueError: a size is no whole number from 1, a rate is outside [0, 1), `n_head`
             does not divide `n_embd`, or there is no such option.
     """
+
+    partition_rules = "gpt2"
+    dropout_fields = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+    positions_field = "n_positions"
 
     vocab_size: int = 50257
     n_positions: int = 1024
@@ -59,7 +62,7 @@ class GPT2Config(PaddedVocabulary):
             raise ValueError(f"n_inner is {self.n_inner}; give None for 4 * n_embd")
         self.check_rows()
         check_computation(self)
-        check_rates(self, *_RATES)
+        check_rates(self, *self.dropout_fields)
         if self.activation_function not in ACTIVATIONS:
             raise ValueError(
                 f"activation_function is {self.activation_function!r}; choose one of "
@@ -70,6 +73,16 @@ class GPT2Config(PaddedVocabulary):
     def inner(self) -> int:
         """Width of the feed-forward layer."""
         return 4 * self.n_embd if self.n_inner is None else self.n_inner
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.n_embd // self.n_head
+
+    @property
+    def attention_dropout(self) -> float:
+        """Rate of dropout of attention's probabilities."""
+        return self.attn_pdrop
 
     @property
     def width(self) -> int:

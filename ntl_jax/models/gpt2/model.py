@@ -152,7 +152,7 @@ class GPT2(DecoderOnly):
         return Sizes(
             layers=config.n_layer,
             key_value_heads=config.n_head,
-            head_dim=config.n_embd // config.n_head,
+            head_dim=config.head_dim,
             longest=config.n_positions,
             longest_field="n_positions",
         )

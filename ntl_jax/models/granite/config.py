@@ -3,6 +3,7 @@
 import dataclasses
 
 from ntl_jax.kernels.attention.dispatch import Implementation
+from ntl_jax.models.config import DecoderOnlyConfig
 from ntl_jax.models.config_checks import (
     check_computation,
     check_factors,
@@ -10,7 +11,6 @@ from ntl_jax.models.config_checks import (
     check_sizes,
 )
 from ntl_jax.models.layers import Remat, Unroll
-from ntl_jax.models.vocabulary import PaddedVocabulary
 
 _SIZES = (
     "vocab_size",
@@ -33,7 +33,7 @@ _FACTORS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class GraniteConfig(PaddedVocabulary):
+class GraniteConfig(DecoderOnlyConfig):
     """Sizes and options of a Granite; field names as in Hugging Face's config.json.
 
     With `num_local_experts` every feed-forward layer is a mixture of so many experts,
@@ -43,6 +43,10 @@ class GraniteConfig(PaddedVocabulary):
         ValueError: a size is no whole number from 1, a factor is not above 0, heads or
             experts do not add up, or there is no such option.
     """
+
+    partition_rules = "granite"
+    dropout_fields = ("attention_dropout",)
+    positions_field = "max_position_embeddings"
 
     vocab_size: int = 49155
     hidden_size: int = 2048
@@ -82,7 +86,7 @@ class GraniteConfig(PaddedVocabulary):
         self._check_experts()
         self.check_rows()
         check_computation(self)
-        check_rates(self, "attention_dropout")
+        check_rates(self, *self.dropout_fields)
 
     def _check_heads(self):
         width, heads = self.hidden_size, self.num_attention_heads

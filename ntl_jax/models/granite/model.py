@@ -22,6 +22,7 @@ Source: behaviour as transformers' GraniteForCausalLM and GraniteMoeForCausalLM.
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -223,6 +224,14 @@ class Granite(DecoderOnly):
         """The last layer's states, normed and divided, ready for the head."""
         x = self.final_norm(x)
         return (x.astype(jnp.float32) / self.config.logits_scaling).astype(x.dtype)
+
+    def hidden_for_training(
+        self, input_ids: Int[Array, "B T"], **options: Any
+    ) -> tuple[Float[Array, "B T D"], Float32[Array, ""] | None]:
+        """`hidden_and_router_loss` where experts are routed, else `hidden` and None."""
+        if self.config.num_local_experts:
+            return self.hidden_and_router_loss(input_ids, **options)
+        return super().hidden_for_training(input_ids, **options)
 
     def hidden_and_router_loss(
         self,

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Self
 
 from ntl_jax.kernels.attention.dispatch import Implementation
+from ntl_jax.models.config import ModelConfig
 from ntl_jax.models.config_checks import (
     check_computation,
     check_factors,
@@ -28,13 +29,19 @@ _SIZES = (
 
 
 @dataclasses.dataclass(frozen=True)
-class T5Config:
+class T5Config(ModelConfig):
     """Sizes and options of a T5; field names as in Hugging Face's config.json.
 
     Raises:
         ValueError: a size is no whole number from 1, the rate is outside [0, 1), the
             buckets do not suit the distance, or there is no such option.
     """
+
+    heads = ("lm", "regression", "numformer")
+    number_encodings = True
+    embedded_ids = ("pad_token_id", "decoder_start_token_id")
+    partition_rules = "t5"
+    dropout_fields = ("dropout_rate",)
 
     vocab_size: int = 32128  # the checkpoints' rows, more than the tokenizer's 32100
     d_model: int = 512
@@ -79,6 +86,26 @@ class T5Config:
             )
 
     @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.d_kv
+
+    @property
+    def biased_heads(self) -> int:
+        """All of them: each has a column of the table of relative biases."""
+        return self.num_heads
+
+    @property
+    def attention_dropout(self) -> float:
+        """Rate of dropout of attention's probabilities."""
+        return self.dropout_rate
+
+    @property
+    def table_dtype(self) -> str:
+        """What the rows of the table of tokens are read in."""
+        return self.dtype
+
+    @property
     def gated(self) -> bool:
         """Whether the feed-forward layer multiplies two projections."""
         return self.feed_forward_proj.startswith("gated-")
@@ -91,8 +118,15 @@ class T5Config:
         return "gelu_new" if self.gated and name == "gelu" else name
 
     @classmethod
-    def from_t5(cls, config: "T5Config", **changes) -> Self:
-        """The config of another kind of T5, with `config`'s sizes and options."""
+    def from_t5(cls, config: ModelConfig, **changes) -> Self:
+        """The config of another kind of T5, with `config`'s sizes and options.
+
+        Raises:
+            TypeError: `config` is no T5's.
+        """
+        if not isinstance(config, T5Config):
+            kind = type(config).__name__
+            raise TypeError(f"a {cls.__name__} is made of a T5Config, not of a {kind}")
         shared = {f.name: getattr(config, f.name) for f in dataclasses.fields(T5Config)}
         return cls(**shared | changes)
 

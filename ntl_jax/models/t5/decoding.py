@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Int32
 
-from ntl_jax.kernels.attention.dispatch import choose_implementation
+from ntl_jax.kernels.attention.dispatch import choose_implementation, decoding_kernels
 from ntl_jax.kernels.attention.reference import MASKED
 from ntl_jax.kernels.dropout import NO_DROPOUT
 from ntl_jax.kernels.einsum import einsum_float32
@@ -144,10 +144,7 @@ class T5Steps:
     def _attend_to_own(self, new, keys, values, position, visible):
         """What the new tokens take of a cache, and the cache with them."""
         if self._by_kernel:
-            # Only where kernels run: Pallas takes a second to import.
-            from ntl_jax.kernels.attention.decoding import attend_to_cache
-
-            mixed, keys, values = attend_to_cache(
+            mixed, keys, values = decoding_kernels().attend_to_cache(
                 new, keys, values, position=position, **visible
             )
         else:
@@ -157,9 +154,7 @@ class T5Steps:
         return _joined_heads(mixed), keys, values
 
     def _attend_to_source(self, q, source) -> Float[Array, "B W E"]:
-        attend = _attend
-        if self._by_kernel:
-            from ntl_jax.kernels.attention.decoding import attend_to_source as attend
+        attend = decoding_kernels().attend_to_source if self._by_kernel else _attend
         return _joined_heads(attend(q, *source, seen=self._seen_source))
 
 

@@ -21,6 +21,7 @@ Source: Raffel et al. 2020; behaviour as transformers' T5ForConditionalGeneratio
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -186,17 +187,6 @@ class T5WithHead(T5Body):
             shape = (config.d_model, config.vocab_size)
             self.lm_head = Linear(*shape, std=config.initializer_factor, rngs=rngs)
 
-    def share_table(self) -> None:
-        """Casts a tied table once for all its uses, where `data` shares out the batch.
-
-        The gradients of all uses are then summed in that dtype and over devices at
-        once; each cast by itself, they would be sent in float32 and apart.
-        """
-        mesh = current_mesh()
-        if self.config.tie_word_embeddings and mesh and mesh.shape["data"] > 1:
-            table = self.shared.embedding[...].astype(self.config.dtype)
-            self.shared.embedding = nnx.Param(table)
-
     @jax.named_scope("head")
     def logits(
         self, hidden: Float[Array, "B T D"], *, aligned: bool = False
@@ -315,6 +305,28 @@ class T5(T5WithHead):
         return self.decode_embedded(
             target, encoded, seen_source, dropout, target_segment_ids
         )
+
+
+def share_table(config: T5Config, params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters whose tied table is cast once for all its uses.
+
+    Where `data` shards the batch, the gradients of all uses are then summed in the
+    table's dtype and over devices at once; each cast by itself, they would be sent in
+    float32 and apart.
+
+    Args:
+        config: the T5's.
+        params: its parameters.
+
+    Returns:
+        `params` with another `shared/embedding`; as they are where the table is not
+        tied or nothing shards the batch over `data`.
+    """
+    mesh = current_mesh()
+    if not config.tie_word_embeddings or mesh is None or mesh.shape["data"] == 1:
+        return params
+    table = params["shared"]["embedding"].astype(config.table_dtype)
+    return params | {"shared": {"embedding": table}}
 
 
 def check_segments(segment_ids, input_ids, target_segment_ids, target_ids) -> None:
