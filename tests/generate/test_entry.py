@@ -15,7 +15,7 @@ from ntl_jax.generate import beam_search, generate, greedy, number_distributions
 from ntl_jax.generate.ending import Ending
 from ntl_jax.models import T5Config, bind, init_params
 from tests.generate.answers import SMALLER, inputs_of
-from tests.tiny_t5 import batch
+from tests.models.cases import t5_batch as batch
 
 CONFIG = T5Config(vocab_size=50, tie_word_embeddings=False, **SMALLER)
 NUMBERS = NumberVocab.from_mapping(

@@ -12,7 +12,7 @@ import pytest
 from ntl_jax.generate.decoder import Decoder, compute_params
 from ntl_jax.models import T5Config, bind, init_params
 from tests.generate.answers import SMALLER
-from tests.tiny_t5 import batch
+from tests.models.cases import t5_batch as batch
 
 TOLERANCE = 1e-5  # of a block, float32
 CONFIG = T5Config(vocab_size=50, tie_word_embeddings=False, **SMALLER)

@@ -13,13 +13,14 @@ import numpy as np
 
 from ntl_jax.hf.mapping import flatten, unflatten
 from ntl_jax.models import RegressionTransformerConfig, init_params
-from tests import tiny_t5
 from tests.models import (
-    test_numformer,
-    test_regression_transformer,
-    test_t5_regression,
-    test_t5_xval,
+    numformer_cases,
+    regression_transformer_cases,
+    t5_regression_cases,
+    t5_xval_cases,
 )
+from tests.models.cases import ours, to_params, torch_model
+from tests.models.running import relative_errors
 
 Differences = dict[str, float]
 """{"outputs", "gradients"}: relative differences of one model."""
@@ -32,29 +33,32 @@ def relative(got, want) -> float:
 
 def worst(got, want) -> float:
     """The largest relative difference of any parameter's gradient."""
-    return max(test_numformer.relative_errors(got, want).values())
+    return max(relative_errors(got, want).values())
 
 
 def of_regression_head() -> Differences:
     """T5 with a regression head, and transformers' class."""
-    model, data = test_t5_regression.torch_model("v1_0"), test_t5_regression.questions()
-    config, params = test_t5_regression.ours(model)
-    theirs = test_t5_regression.run_torch(model, data, test_t5_regression.TARGETS)
+    model, data = (
+        t5_regression_cases.torch_model("t5_v1_0"),
+        t5_regression_cases.questions(),
+    )
+    config, params = t5_regression_cases.ours(model)
+    theirs = t5_regression_cases.run_torch(model, data, t5_regression_cases.TARGETS)
     theirs.loss.backward()
     named = {name: p.grad.numpy() for name, p in model.named_parameters()}
-    _, grads = test_t5_regression.loss_and_gradient(config, params, data)
-    got = test_t5_regression.run(config, params, data)
+    _, grads = t5_regression_cases.loss_and_gradient(config, params, data)
+    got = t5_regression_cases.run(config, params, data)
     return {
         "outputs": relative(got, theirs.logits.detach().numpy()[:, 0]),
-        "gradients": worst(grads, test_t5_regression.to_params(config, named)),
+        "gradients": worst(grads, t5_regression_cases.to_params(config, named)),
     }
 
 
 def of_regression_transformer() -> Differences:
     """T5 with number encodings, and transformers' T5 on the embeddings."""
-    here = test_regression_transformer
-    model = tiny_t5.torch_model("v1_0", vocab_size=here.ROWS)
-    plain, params = tiny_t5.ours(model)
+    here = regression_transformer_cases
+    model = torch_model("t5_v1_0", vocab_size=here.ROWS)
+    plain, params = ours(model)
     config = RegressionTransformerConfig.from_t5(plain, first_number_id=here.FIRST)
     data = here.numeric_batch()
     theirs = here.run_torch(model, data, "reference")
@@ -63,7 +67,7 @@ def of_regression_transformer() -> Differences:
     logits, grads = here.logits_and_gradient(config, params, data)
     return {
         "outputs": relative(logits, theirs.logits.detach().numpy()),
-        "gradients": worst(grads, tiny_t5.to_params(plain, named)),
+        "gradients": worst(grads, to_params(plain, named)),
     }
 
 
@@ -71,16 +75,16 @@ def of_xval() -> Differences:
     """xVal on T5, and transformers' T5 between embeddings and heads made in PyTorch."""
     import torch
 
-    here = test_t5_xval
-    model = tiny_t5.torch_model("v1_0")
-    plain, params = tiny_t5.ours(model)
+    here = t5_xval_cases
+    model = torch_model("t5_v1_0")
+    plain, params = ours(model)
     config, params = here.extended(plain, params, "log")
     flat, data = flatten(params), here.numeric_batch()
     leaves = {path: torch.tensor(flat[path], requires_grad=True) for path in here.OWN}
     loss, logits, numbers = here.torch_loss(model, leaves, data, "log")
     loss.backward()
     named = {name: p.grad.numpy() for name, p in model.named_parameters()}
-    want = flatten(tiny_t5.to_params(plain, named))
+    want = flatten(to_params(plain, named))
     want |= {path: np.asarray(leaf.grad) for path, leaf in leaves.items()}
     _, output, grads = here.loss_and_gradient(config, params, data)
     return {
@@ -94,7 +98,7 @@ def of_xval() -> Differences:
 
 def of_numformer() -> Differences:
     """The Numformer, and PyTorch's own encoder layers."""
-    here = test_numformer
+    here = numformer_cases
     params = here.numbers_of(init_params(here.CONFIG, jax.random.key(0)))
     data = here.rows()
     twin = here.TorchNumformer(params)
