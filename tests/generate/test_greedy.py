@@ -141,7 +141,7 @@ def test_bfloat16_decodes():
 
 def test_wrong_arguments_are_explained():
     params, data = init_params(CONFIG, jax.random.key(0)), batch()
-    with pytest.raises(ValueError, match="max_new_tokens is 0"):
+    with pytest.raises(ValueError, match=r"max_new_tokens .*0"):
         generate(CONFIG, params, data, max_new_tokens=0)
     data["attention_mask"] = data["attention_mask"][:, 1:]
     with pytest.raises(ValueError, match="attention_mask"):

@@ -151,7 +151,7 @@ def test_a_prompt_padded_on_the_right_is_refused(kind):
     _, config, params = lively("gpt2", 0)
     data = inputs_of(batch("right", 0, rows=4, length=10))
     data["attention_mask"] = kind(np.asarray(data["attention_mask"]))
-    with pytest.raises(ValueError, match="3 prompts, the first in row 1"):
+    with pytest.raises(ValueError, match=r"3 .*row 1"):
         run(config, params, data)
 
 

@@ -92,7 +92,7 @@ def test_logits_equal_the_model_s(tied):
     narrow = np.asarray(decoder.logits(hidden, 40))
     assert np.array_equal(narrow[..., :40], logits[..., :40])
     assert (narrow[..., 40:] == -np.inf).all()
-    with pytest.raises(ValueError, match="vocab_size is 51, but the model has 50"):
+    with pytest.raises(ValueError, match=r"vocab_size .*51.*50"):
         decoder.logits(hidden, 51)
 
 

@@ -97,7 +97,7 @@ def test_shards_and_their_index(written):
     )
     index["weight_map"]["shared.weight"] = shards[-1].name
     index_file.write_text(json.dumps(index))
-    with pytest.raises(ValueError, match=r"disagree on .*shared\.weight"):
+    with pytest.raises(ValueError, match=r"shared\.weight"):
         load_checkpoint(folder)
     shards[0].unlink()
     with pytest.raises(FileNotFoundError, match=shards[0].name):
@@ -138,16 +138,16 @@ def test_old_and_repeated_tensors_are_known(written):
     assert_same(load_checkpoint(folder)[1], params)
     tensors["encoder.embed_tokens.weight"][3, 3] += 1
     save_file(tensors, file)
-    with pytest.raises(CheckpointError, match=r"encoder\.embed_tokens\.weight is tied"):
+    with pytest.raises(
+        CheckpointError, match=r"encoder\.embed_tokens\.weight .*shared"
+    ):
         load_checkpoint(folder)
 
 
 def test_other_kinds_and_empty_folders_are_explained(written, tmp_path):
     folder, _, _ = written
     (folder / "model.safetensors").rename(folder / "tf_model.h5")
-    with pytest.raises(
-        FileNotFoundError, match=r"holds no weights: neither model\.saf"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
         load_checkpoint(folder)
     rewrite_config(folder, model_type="bart")
     with pytest.raises(ValueError, match=r"'bart'.*t5"):
@@ -161,20 +161,18 @@ def test_damaged_files_are_named(written):
     folder, _, _ = written
     heads = json.loads((folder / "config.json").read_text())["num_heads"]
     rewrite_config(folder, num_heads=-1)
-    with pytest.raises(ValueError, match="num_heads is -1"):
+    with pytest.raises(ValueError, match=r"num_heads .*-1"):
         load_checkpoint(folder)
     rewrite_config(folder, num_heads=heads)
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(
-        ValueError, match=r"model\.safetensors is incomplete or damaged"
-    ):
+    with pytest.raises(ValueError, match=r"model\.safetensors .*damaged"):
         load_checkpoint(folder)
     (folder / "config.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"config\.json holds a list"):
+    with pytest.raises(ValueError, match=r"config\.json .*list"):
         load_checkpoint(folder)
     (folder / "config.json").write_text("{not")
-    with pytest.raises(ValueError, match=r"config\.json is damaged"):
+    with pytest.raises(ValueError, match=r"config\.json .*damaged"):
         load_checkpoint(folder)
 
 
@@ -185,7 +183,7 @@ def test_unreachable_hub_is_one_clear_error(monkeypatch, tmp_path):
         raise huggingface_hub.errors.OfflineModeIsEnabled("offline")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    with pytest.raises(FileNotFoundError, match=r"'some/model'.*without a network"):
+    with pytest.raises(FileNotFoundError, match=r"'some/model'"):
         load_checkpoint("some/model")
 
 

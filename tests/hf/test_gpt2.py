@@ -30,7 +30,7 @@ def test_released_files_with_masks_and_a_repeated_head(written, prefix):
     rewrite_tensors(folder, as_released)
     assert_same(load_checkpoint(folder)[1], params)
     rewrite_tensors(folder, lambda tensors: tensors["lm_head.weight"].fill(1))
-    with pytest.raises(CheckpointError, match=r"lm_head\.weight is tied to .*wte"):
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight .*wte"):
         load_checkpoint(folder)
 
 
@@ -66,5 +66,5 @@ def test_what_the_model_does_not_have_is_refused(written, field):
     folder, _, _ = written
     rewrite_config(folder, **field)
     ((name, value),) = field.items()
-    with pytest.raises(ValueError, match=f"{name} is '?{value}"):
+    with pytest.raises(ValueError, match=f"{name} .*{value}"):
         load_checkpoint(folder)

@@ -31,7 +31,7 @@ def test_repeated_head_and_old_angles_are_known(written):
         tensors["lm_head.weight"][3, 3] += 1
 
     rewrite_tensors(folder, differ)
-    with pytest.raises(CheckpointError, match=r"lm_head\.weight is tied"):
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
         load_checkpoint(folder)
 
 

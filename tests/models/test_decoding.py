@@ -65,7 +65,9 @@ def test_one_left_padded_row_equals_its_prompt_alone(params):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("name", "heads"), [("gpt2", 4), ("granite", 2)])
+@pytest.mark.parametrize(
+    ("name", "heads"), [("gpt2", 4), ("granite", 2), ("experts", 2)]
+)
 def test_cache_counts_its_slots_and_positions(name, heads, dtype):
     config = dataclasses.replace(CONFIGS[name], dtype=dtype)
     data, params = batch(length=PROMPT), lively(config)

@@ -211,12 +211,12 @@ def test_where_kernels_are_gathered_in_one_piece(
 
 
 def test_another_word_for_auto_is_refused():
-    with pytest.raises(ValueError, match="unroll_layers is 'gpu'; choose False, True"):
+    with pytest.raises(ValueError, match=r"unroll_layers .*'gpu'"):
         GPT2Config(unroll_layers="gpu")  # pyright: ignore[reportArgumentType]
 
 
 def test_other_words_for_what_is_recomputed_are_refused():
-    with pytest.raises(ValueError, match="remat is 'all'; choose False, True, 'matm"):
+    with pytest.raises(ValueError, match=r"remat .*'all'.*'matmuls'"):
         GPT2Config(remat="all")  # pyright: ignore[reportArgumentType]
 
 

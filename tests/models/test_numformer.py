@@ -130,9 +130,9 @@ def test_configs_that_cannot_be_are_refused(changes, message):
 
 def test_rows_that_are_too_long_and_values_of_another_shape_are_refused():
     model = bind(CONFIG, init_params(CONFIG, jax.random.key(0)))
-    with pytest.raises(ValueError, match=r"17 tokens exceeds max_positions=16"):
+    with pytest.raises(ValueError, match=r"17 .*max_positions=16"):
         model(jnp.zeros((1, 17), jnp.int32), jnp.ones((1, 17)))
-    with pytest.raises(ValueError, match=r"\(1, 4\) and values \(1, 3\)"):
+    with pytest.raises(ValueError, match=r"\(1, 4\).*\(1, 3\)"):
         model(jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 3)))
 
 

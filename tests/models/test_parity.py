@@ -215,7 +215,7 @@ def test_a_dense_model_has_no_router_loss():
         num_key_value_heads=1,
     )
     model = bind(config, init_params(config, jax.random.key(0)))
-    with pytest.raises(ValueError, match=r"num_local_experts is 0"):
+    with pytest.raises(ValueError, match=r"num_local_experts .*0"):
         model.hidden_and_router_loss(jnp.ones((1, 2), jnp.int32))
 
 

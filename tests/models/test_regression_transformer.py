@@ -131,10 +131,10 @@ def test_folders_read_back_and_transformers_refuses_them(tmp_path):
 
 
 def test_configs_that_cannot_be_are_refused():
-    with pytest.raises(ValueError, match=r"32100 to 32419 .* vocab_size of 32128"):
+    with pytest.raises(ValueError, match=r"32100 .*32419.*32128"):
         RegressionTransformerConfig()
     assert RegressionTransformerConfig(vocab_size=32448).first_number_id == 32100
-    with pytest.raises(ValueError, match="overflow float32"):
+    with pytest.raises(ValueError, match="float32"):
         dataclasses.replace(CONFIG, number_scale="none")
-    with pytest.raises(ValueError, match="'paper' or 'reference'"):
+    with pytest.raises(ValueError, match=r"'paper'.*'reference'"):
         dataclasses.replace(CONFIG, number_formula="sine")

@@ -119,15 +119,15 @@ def test_fresh_heads_have_their_spread_and_dropout_is_keyed():
 def test_what_does_not_fit_is_refused():
     model = bind(CONFIG, init_params(CONFIG, jax.random.key(0)))
     long, one = jnp.zeros((1, POSITIONS + 1), jnp.int32), jnp.zeros((1, 1), jnp.int32)
-    with pytest.raises(ValueError, match="49 tokens exceeds max_positions=48"):
+    with pytest.raises(ValueError, match=r"49 .*max_positions=48"):
         model(long, jnp.ones(long.shape), one, jnp.ones((1, 1)))
-    with pytest.raises(ValueError, match="must have one shape"):
+    with pytest.raises(ValueError, match="shape"):
         model(one, jnp.ones((1, 2)), one, jnp.ones((1, 1)))
-    with pytest.raises(ValueError, match="num_id is 50, outside the 50 rows"):
+    with pytest.raises(ValueError, match=r"num_id .*50.*50"):
         dataclasses.replace(CONFIG, num_id=50)
-    with pytest.raises(ValueError, match="'value', 'log' or 'plus_one'"):
+    with pytest.raises(ValueError, match=r"'value'.*'log'.*'plus_one'"):
         dataclasses.replace(CONFIG, embedding_scale="sqrt")
-    with pytest.raises(ValueError, match="max_positions is 0"):
+    with pytest.raises(ValueError, match=r"max_positions .*0"):
         dataclasses.replace(CONFIG, max_positions=0)
     assert issubclass(XvalConfig, T5Config)
 
