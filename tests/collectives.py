@@ -1,4 +1,4 @@
-"""What the devices of a program send each other, as the partitioner leaves it.
+"""What a program does, and what its devices send each other behind the partitioner.
 
 Later passes of the compiler for CPUs turn bfloat16 into float32, those for TPUs and
 GPUs do not; so the program is read before them.
@@ -46,3 +46,8 @@ def sent_by(lowered, folder) -> list[Sent]:
             found.append(Sent(match["name"], dtype, shape, name[1] if name else ""))
     assert found
     return found
+
+
+def lines_of(lowered, operation: str) -> list[str]:
+    """The lines with an operation of a lowered program, before a compiler's passes."""
+    return [line for line in lowered.as_text().splitlines() if operation in line]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests import tiny_t5
+from tests.models.cases import torch_model
 
 SMALLER = {
     "d_model": 16,
@@ -19,8 +19,8 @@ PAD = 0
 
 def lively_t5(kind: str, seed: int):
     """A random T5 in PyTorch whose answers differ and, at times, end."""
-    model = tiny_t5.torch_model(kind, seed, **SMALLER)
-    if kind == "v1_0":
+    model = torch_model(kind, seed, **SMALLER)
+    if kind == "t5_v1_0":
         model.shared.weight.data.mul_(0.3)
     else:  # the softmax is so sharp otherwise that no beam is left for another
         model.lm_head.weight.data.mul_(0.2)

@@ -22,7 +22,8 @@ from tests.generate.answers import (
     lively_t5,
     torch_answers,
 )
-from tests.tiny_t5 import batch, ours, perturbed
+from tests.models.cases import ours, perturbed
+from tests.models.cases import t5_batch as batch
 
 SCORE_TOLERANCE = 1e-5  # relative: a score is a sum of a dozen logarithms
 CONFIG = T5Config(vocab_size=50, tie_word_embeddings=False, **SMALLER)
@@ -41,7 +42,7 @@ def small_params(seed=0):
 def test_tokens_and_scores_equal_transformers():
     ended, full, differed = 0, 0, 0
     for seed in range(20):
-        kind = "v1_0" if seed % 6 == 0 else "v1_1"
+        kind = "t5_v1_0" if seed % 6 == 0 else "t5_v1_1"
         model, data = lively_t5(kind, seed), batch(seed, rows=4)
         config, params = ours(model)
         want, scores = torch_answers(model, data, num_beams=4)
@@ -60,7 +61,7 @@ def test_tokens_and_scores_equal_transformers():
 def test_stopping_rules_and_length_penalties_equal_transformers(early_stopping):
     answers = set()
     for seed, penalty in enumerate(PENALTIES):
-        model, data = lively_t5("v1_1", seed), batch(seed, rows=4)
+        model, data = lively_t5("t5_v1_1", seed), batch(seed, rows=4)
         config, params = ours(model)
         options = {"early_stopping": early_stopping, "length_penalty": penalty}
         want, scores = torch_answers(model, data, num_beams=4, **options)
@@ -77,7 +78,7 @@ def test_stopping_rules_and_penalties_matter():
     for rule, penalty in options:
         tokens = [
             search(
-                *ours(lively_t5("v1_1", seed)),
+                *ours(lively_t5("t5_v1_1", seed)),
                 batch(seed, rows=4),
                 early_stopping=rule,
                 length_penalty=penalty,
@@ -91,7 +92,7 @@ def test_stopping_rules_and_penalties_matter():
 @pytest.mark.parametrize("beams", [2, 7])
 def test_other_numbers_of_beams_equal_transformers(beams):
     for seed in range(4):
-        model, data = lively_t5("v1_1", seed), batch(seed, rows=4)
+        model, data = lively_t5("t5_v1_1", seed), batch(seed, rows=4)
         want, scores = torch_answers(model, data, num_beams=beams)
         got = search(*ours(model), data, num_beams=beams)
         assert np.array_equal(got.tokens, want), seed
@@ -101,7 +102,7 @@ def test_other_numbers_of_beams_equal_transformers(beams):
 def test_the_least_length_holds_the_end_off_as_in_transformers():
     before = 0
     for seed in range(6):
-        model, data = lively_t5("v1_1", seed), batch(seed, rows=4)
+        model, data = lively_t5("t5_v1_1", seed), batch(seed, rows=4)
         config, params = ours(model)
         want, _ = torch_answers(model, data, num_beams=4, min_new_tokens=6)
         got = search(config, params, data, min_new_tokens=6)
@@ -113,7 +114,7 @@ def test_the_least_length_holds_the_end_off_as_in_transformers():
 
 
 def test_one_token():
-    model, data = lively_t5("v1_1", 0), batch(0, rows=4)
+    model, data = lively_t5("t5_v1_1", 0), batch(0, rows=4)
     config, params = ours(model)
     got = search(config, params, data, max_new_tokens=1)
     first = greedy(config, params, **inputs_of(data), max_new_tokens=1)
@@ -137,7 +138,7 @@ def test_ties_go_to_the_lower_token():
 
 def test_answers_do_not_depend_on_the_rest_of_the_batch():
     for seed in range(4):
-        config, params = ours(lively_t5("v1_1", seed))
+        config, params = ours(lively_t5("t5_v1_1", seed))
         data = batch(seed, rows=4)
         together = search(config, params, data, early_stopping=True)
         for row in range(4):
@@ -152,7 +153,7 @@ def test_answers_do_not_depend_on_the_rest_of_the_batch():
 def test_more_beams_find_likelier_answers():
     gained = 0
     for seed in range(6):
-        config, params = ours(lively_t5("v1_1", seed))
+        config, params = ours(lively_t5("t5_v1_1", seed))
         data, options = batch(seed, rows=4), {"length_penalty": 0.0}
         few = search(config, params, data, num_beams=2, **options).scores
         many = search(config, params, data, num_beams=12, **options).scores

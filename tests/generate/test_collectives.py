@@ -9,7 +9,7 @@ import pytest
 from ntl_jax.generate import programs
 from ntl_jax.sharding.mesh import batch_sharding
 from tests.collectives import Sent, sent_by
-from tests.train.test_collectives import (
+from tests.train.sent_cases import (
     COLUMNS,
     INNER,
     LENGTH,

@@ -15,7 +15,7 @@ from ntl_jax.generate import beam_search, generate, greedy, number_distributions
 from ntl_jax.generate.ending import Ending
 from ntl_jax.models import T5Config, bind, init_params
 from tests.generate.answers import SMALLER, inputs_of
-from tests.tiny_t5 import batch
+from tests.models.cases import t5_batch as batch
 
 CONFIG = T5Config(vocab_size=50, tie_word_embeddings=False, **SMALLER)
 NUMBERS = NumberVocab.from_mapping(
@@ -185,21 +185,21 @@ def test_a_batch_over_axes_that_are_jaxs_default(params, kind):
     if kind is AxisType.Auto:
         generate(CONFIG, params, ids, max_new_tokens=T)
         return
-    with pytest.raises(ValueError, match=r"split along .'data'., which are Explicit"):
+    with pytest.raises(ValueError, match=r"'data'.*Explicit"):
         generate(CONFIG, params, ids, max_new_tokens=T)
 
 
 def test_what_is_of_another_kind(params, monkeypatch):
     # Past the test-only shape checker: users meet our errors, not its.
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    with pytest.raises(TypeError, match="input_ids must be integers, not float64"):
+    with pytest.raises(TypeError, match=r"input_ids .*float64"):
         generate(CONFIG, params, IDS + 0.5, max_new_tokens=T)
     for options in ({"numbers": "median"}, {"return_numbers": True}):
-        with pytest.raises(TypeError, match="must be a NumberVocab, not dict"):
+        with pytest.raises(TypeError, match=r"NumberVocab.* dict"):
             run(params, **options, vocab={"1": 1})
     for several in ([1, 2], (1, 2)):
         config = dataclasses.replace(CONFIG, eos_token_id=several)
-        with pytest.raises(ValueError, match=r"eos_token_id is .*1, 2.*one number"):
+        with pytest.raises(ValueError, match=r"eos_token_id .*1, 2"):
             generate(config, params, IDS, max_new_tokens=T)
 
 

@@ -9,7 +9,7 @@ import pytest
 from ntl_jax.generate import generate
 from ntl_jax.hf import t5
 from tests.generate.answers import NEW_TOKENS
-from tests.tiny_t5 import perturbed, to_params
+from tests.models.cases import perturbed, to_params
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "generate.npz"
 NAMES = ("greedy", "beams", "early", "never", "short")

@@ -10,7 +10,7 @@ from ntl_jax.generate import generate, greedy
 from ntl_jax.generate.number_choice import argmax_token
 from ntl_jax.models import T5Config, bind, init_params
 from tests.generate.answers import SMALLER, inputs_of
-from tests.tiny_t5 import batch
+from tests.models.cases import t5_batch as batch
 
 WORDS = {"a": 10, "b": 11}
 DIGITS = NumberVocab.from_mapping(

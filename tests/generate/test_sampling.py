@@ -14,7 +14,7 @@ from ntl_jax.generate.programs import sample_program
 from ntl_jax.generate.warpers import restrict
 from ntl_jax.models import T5Config, bind, init_params
 from tests.generate.answers import SMALLER, inputs_of
-from tests.tiny_t5 import batch
+from tests.models.cases import t5_batch as batch
 
 CONFIG = T5Config(vocab_size=50, tie_word_embeddings=False, **SMALLER)
 FEW = T5Config(vocab_size=8, tie_word_embeddings=False, **SMALLER)

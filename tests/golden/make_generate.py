@@ -13,7 +13,8 @@ import torch
 import transformers
 
 from tests.generate.answers import inputs_of, lively_t5, torch_answers
-from tests.tiny_t5 import batch, tensors
+from tests.models.cases import t5_batch as batch
+from tests.models.cases import tensors
 
 SEED = 3
 ROWS = 6
@@ -28,7 +29,7 @@ OPTIONS = {
 
 def make() -> dict[str, np.ndarray]:
     """The file's arrays."""
-    model, data = lively_t5("v1_1", SEED), batch(SEED, rows=ROWS)
+    model, data = lively_t5("t5_v1_1", SEED), batch(SEED, rows=ROWS)
     arrays = {f"batch/{name}": x for name, x in inputs_of(data).items()}
     arrays |= {f"tensor/{name}": x for name, x in tensors(model).items()}
     for name, options in OPTIONS.items():

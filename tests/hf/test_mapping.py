@@ -74,14 +74,12 @@ def test_other_axes_and_padding_rows_both_ways():
     assert back.keys() == tensors.keys()
     assert all(np.array_equal(back[name], tensors[name]) for name in tensors)
     tensors["embed.weight"] = draw((8, 2), np.float32)
-    with pytest.raises(
-        CheckpointError, match=r"\(8, 2\), the config asks for \(5, 2\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"\(8, 2\).*\(5, 2\)"):
         read_params(table, list(tensors), tensors.__getitem__, shapes)
 
 
 def test_transposed_and_reshaped_at_once_is_refused():
-    with pytest.raises(ValueError, match="path has both transpose and shape"):
+    with pytest.raises(ValueError, match=r"transpose.*shape"):
         Rule("path", "key", transpose=True, shape=(2, 6))
 
 
@@ -142,7 +140,7 @@ def test_another_number_of_layers_is_refused_both_ways():
     tensors = named()
     params = read(tensors)
     params["layers"]["up"]["kernel"] = np.zeros((3, 2, 3), np.float32)
-    with pytest.raises(CheckpointError, match=r"\(3, 2, 3\), the config asks for \(2,"):
+    with pytest.raises(CheckpointError, match=r"\(3, 2, 3\).*\(2,"):
         write_tensors(TABLE, params, SHAPES)
 
 
@@ -166,7 +164,7 @@ def test_everything_wrong_with_parameters_to_write_comes_in_one_error():
         "unknown parameter extra",
     ):
         assert part in text
-    with pytest.raises(CheckpointError, match="no parameter layers/up/kernel"):
+    with pytest.raises(CheckpointError, match="layers/up/kernel"):
         write_tensors(TABLE, {"table": params["table"]}, SHAPES)
 
 
@@ -175,5 +173,5 @@ def test_floats_of_eight_bits_are_refused():
 
     tensors = named()
     tensors["embed.weight"] = tensors["embed.weight"].astype(ml_dtypes.float8_e4m3fn)
-    with pytest.raises(CheckpointError, match=r"embed\.weight holds float8_e4m3fn"):
+    with pytest.raises(CheckpointError, match=r"embed\.weight .*float8_e4m3fn"):
         read(tensors)

@@ -20,5 +20,5 @@ def test_the_first_token_that_is_no_digit_is_named():
     digits = {str(d): d for d in range(10)} | {"a": 10, "0.5": 11, "12": 12}
     check_digits(NumberVocab.from_mapping(digits, vocab_size=13))
     vocab = NumberVocab.from_mapping(digits, vocab_size=13, policy="numbers")
-    with pytest.raises(ValueError, match=r"token 11 is worth 0\.5.*policy='digits'"):
+    with pytest.raises(ValueError, match=r"token 11 .*0\.5.*policy='digits'"):
         check_digits(vocab)

@@ -119,9 +119,9 @@ def test_a_base_can_be_learnt():
 
 def test_impossible_options_are_named(unhooked):
     labels = encode("1")
-    with pytest.raises(ValueError, match="not 'square'"):
+    with pytest.raises(ValueError, match="'square'"):
         digit_weights(labels, VOCAB, form="square")
-    with pytest.raises(ValueError, match=r"positive and finite, not -1\.0"):
+    with pytest.raises(ValueError, match=r"-1\.0"):
         digit_weights(labels, VOCAB, base=-1.0)
-    with pytest.raises(ValueError, match=r"at least 1, not 0\.5"):
+    with pytest.raises(ValueError, match=r"0\.5"):
         digit_weights(labels, VOCAB, form="linear", base=0.5)

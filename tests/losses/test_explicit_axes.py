@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ntl_jax import Objective, distances
+from ntl_jax import NumberVocab, Objective, distances
 from ntl_jax.losses import (
     cross_entropy,
     digit_weights,
@@ -23,8 +23,10 @@ from ntl_jax.losses import (
     stats_from_logits,
 )
 from ntl_jax.losses.baselines import digit_entropy, ntil
-from tests.losses.test_bad_input import LABELS, VOCAB
 
+TOKENS = {"<pad>": 0, "=": 1, ".": 2, "-": 3} | {str(d): d + 4 for d in range(10)}
+VOCAB = NumberVocab.from_mapping(TOKENS, vocab_size=14)
+LABELS = jnp.array([[1, 8, 5], [1, 6, -100]])
 LOGITS = jax.random.normal(jax.random.key(0), (2, 3, 16))
 OBJECTIVE = Objective(number_level=0.1, ntil=0.1, digit_entropy=0.2)
 

@@ -66,7 +66,7 @@ def test_scores_and_numbers_of_bytes():
 
 def test_a_shift_refuses_what_it_cannot_hold():
     labels = jnp.array([1, 2, 3], jnp.uint8)
-    with pytest.raises(ValueError, match=r"uint8 cannot hold ignore_index=-100: take"):
+    with pytest.raises(ValueError, match=r"uint8 .*ignore_index=-100"):
         shift_labels(labels)
     assert shift_labels(labels, ignore_index=255).tolist() == [2, 3, 255]
 
@@ -75,13 +75,13 @@ def test_a_shift_refuses_what_it_cannot_hold():
 def test_an_ignore_index_is_an_integer(value):
     labels = jnp.asarray(TEXT)
     stats = stats_from_logits(jnp.zeros((*TEXT.shape, 300)), labels, VOCAB)
-    with pytest.raises(TypeError, match=rf"ignore_index must be an .* {value!r}: -100"):
+    with pytest.raises(TypeError, match=rf"ignore_index .*{value!r}.*-100"):
         digit_weights(labels, VOCAB, ignore_index=value)
-    with pytest.raises(TypeError, match=r"ignore_index must be an integer"):
+    with pytest.raises(TypeError, match=r"ignore_index .*integer"):
         Objective(ignore_index=value)(stats, labels, VOCAB)
 
 
 def test_floating_labels_are_refused_with_stats_too():
     stats = stats_from_logits(jnp.zeros((2, 8, 300)), jnp.asarray(TEXT), VOCAB)
-    with pytest.raises(TypeError, match="labels must be integers, not float32"):
+    with pytest.raises(TypeError, match=r"labels .*float32"):
         OBJECTIVE(stats, jnp.asarray(TEXT, jnp.float32), VOCAB)

@@ -123,11 +123,11 @@ def test_half_precision_is_computed_in_float32():
 
 def test_shapes_and_types_are_checked(unhooked):
     one = jnp.ones(2)
-    with pytest.raises(ValueError, match=r"\(2,\) do not match targets of shape \(1,"):
+    with pytest.raises(ValueError, match=r"\(2,\).*targets .*\(1,"):
         squared_error(one, one[:1])
-    with pytest.raises(ValueError, match="one weight a target"):
+    with pytest.raises(ValueError, match="weight"):
         squared_error(one, one, weights=jnp.ones(3))
-    with pytest.raises(TypeError, match="targets must be floating point, not int32"):
+    with pytest.raises(TypeError, match=r"targets .*int32"):
         squared_error(one, jnp.ones(2, jnp.int32))
-    with pytest.raises(TypeError, match="not list"):
+    with pytest.raises(TypeError, match="list"):
         squared_error([1.0, 2.0], one)  # pyright: ignore[reportArgumentType]

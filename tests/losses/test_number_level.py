@@ -271,7 +271,7 @@ def test_tokens_that_begin_a_word_begin_a_number():
 def test_impossible_options_are_named():
     logits, labels = jnp.zeros((1, COLUMNS)), encode("1")[0]
     run = partial(number_level_loss, logits, labels, BARE)
-    with pytest.raises(ValueError, match="log_space: this needs mode='decimal'"):
+    with pytest.raises(ValueError, match=r"log_space.*mode='decimal'"):
         run(mode="ntloss", log_space=True)
     with pytest.raises(ValueError, match=r"signs=False: .*'decimal'"):
         run(mode="ntloss", signs=False)
@@ -285,9 +285,9 @@ def test_an_unknown_mode_and_tokens_of_two_digits_are_named(unhooked):
     logits, labels = jnp.zeros((1, 4)), jnp.array([1])
     mapping = {"7": 1, "12": 2, "a": 3}
     vocab = NumberVocab.from_mapping(mapping, vocab_size=4, policy="numbers")
-    with pytest.raises(ValueError, match="token 2 is worth 12"):
+    with pytest.raises(ValueError, match=r"token 2 .*12"):
         number_level_loss(logits, labels, vocab)
-    with pytest.raises(ValueError, match="not 'exact'"):
+    with pytest.raises(ValueError, match="'exact'"):
         number_level_loss(logits, labels, vocab, mode="exact")
 
 

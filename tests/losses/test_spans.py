@@ -310,9 +310,9 @@ def test_a_flag_of_the_first_digit_reaches_its_number_alone():
 
 def test_impossible_arguments_are_named(unhooked):
     labels = encode("12")
-    with pytest.raises(ValueError, match=r"'one', 'between'.*not 'some'"):
+    with pytest.raises(ValueError, match=r"'one', 'between'.*'some'"):
         number_spans(labels, VOCAB, points="some")
-    with pytest.raises(ValueError, match=r"\(1, 3\) do not match .* \(1, 2\)"):
+    with pytest.raises(ValueError, match=r"\(1, 3\).*\(1, 2\)"):
         number_spans(labels, VOCAB, segment_ids=jnp.zeros((1, 3), jnp.int32))
     with pytest.raises(ValueError, match="row axis"):
         number_spans(labels[0, 0], VOCAB)

@@ -170,9 +170,9 @@ def test_what_is_no_target_or_distance_is_refused(unhooked):
     logits, labels, target, _ = a_batch()
     with pytest.raises(ValueError, match=r"\(6, 9\).*\(6,\).*10 number.*\(6, 10\)"):
         ntl_was_cdf(logits, labels, DIGITS, target=target[:, :9])
-    with pytest.raises(TypeError, match="floating point, not int32"):
+    with pytest.raises(TypeError, match="int32"):
         ntl_was_cdf(logits, labels, DIGITS, target=jnp.ones((6, 10), jnp.int32))
-    with pytest.raises(ValueError, match="reweigh=True needs support='numbers'"):
+    with pytest.raises(ValueError, match=r"reweigh=True.*support='numbers'"):
         ntl_was_cdf(logits, labels, DIGITS, support="full", reweigh=True)
     with pytest.raises(ValueError, match=r"\(9, 9\).*\(10, 10\)"):
         ntl_was(logits, labels, DIGITS, distance=jnp.ones((9, 9)))

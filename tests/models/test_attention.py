@@ -126,7 +126,7 @@ def test_bfloat16_stays_close_and_its_softmax_is_float32(groups):
 
 def test_heads_that_do_not_divide_are_named():
     q, k, v, *_ = draw(groups=3)
-    with pytest.raises(ValueError, match=r"3 key heads do not divide 4 query heads"):
+    with pytest.raises(ValueError, match=r"3 .*4 "):
         attend(q, k, v, scale=1.0)
 
 
@@ -150,7 +150,7 @@ def test_causal_is_a_mask_of_earlier_keys(masked):
     want = attend(q, k, v, mask=earlier & mask if masked else earlier, **options)
     got = attend(q, k, v, mask=mask if masked else None, causal=True, **options)
     chex.assert_trees_all_equal(got, want)
-    with pytest.raises(ValueError, match="4 queries over 5 keys cannot be causal"):
+    with pytest.raises(ValueError, match=r"4 .*5 .*causal"):
         attend(q[:, :4], k, v, scale=0.3, causal=True)
 
 

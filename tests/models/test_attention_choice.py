@@ -28,7 +28,7 @@ from ntl_jax.models.t5 import layers as t5_layers
 from ntl_jax.sharding.mesh import batch_sharding, make_mesh, on_mesh
 from ntl_jax.sharding.rules import param_shardings
 from tests.models.flash_cases import tiles_of
-from tests.models.test_t5 import relative_errors
+from tests.models.running import relative_errors
 
 KEY = jax.random.key(2)
 DROP = DropoutSite(0.1, KEY)

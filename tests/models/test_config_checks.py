@@ -42,7 +42,7 @@ ALL = pytest.mark.parametrize("config", SIZES, ids=lambda config: config.__name_
 def test_sizes_are_whole_numbers_from_one(config):
     for field in SIZES[config]:
         for size in (0, -1, 8.0, None, True, 2**31):
-            with pytest.raises(ValueError, match=rf"^{field} is {size!r}; .* number"):
+            with pytest.raises(ValueError, match=rf"^{field} .*{size!r}"):
                 config(**VOCABULARY | {field: size})
 
 
@@ -50,7 +50,7 @@ def test_sizes_are_whole_numbers_from_one(config):
 def test_what_is_added_to_variances_is_above_zero(config):
     field = EPSILONS.get(config, "layer_norm_epsilon")
     for factor in (0.0, -1e-6, math.nan, math.inf):
-        with pytest.raises(ValueError, match=rf"^{field} is {factor}; it must be"):
+        with pytest.raises(ValueError, match=rf"^{field} .*{factor}"):
             config(**VOCABULARY, **{field: factor})
 
 
@@ -58,27 +58,27 @@ def test_what_is_added_to_variances_is_above_zero(config):
 def test_rates_lie_in_zero_to_one(config):
     for field in RATES[config]:
         for rate in (-0.1, 1.0, math.nan):
-            with pytest.raises(ValueError, match=rf"^{field} is {rate}, outside"):
+            with pytest.raises(ValueError, match=rf"^{field} .*{rate}"):
                 config(**VOCABULARY, **{field: rate})
         assert getattr(config(**VOCABULARY, **{field: 0.0}), field) == 0.0
 
 
 @ALL
 def test_what_cannot_be_computed_with_is_refused(config):
-    for field, said in {
-        "dtype": r"'float16'; choose .*bfloat16' \(float16's range is too small\)",
-        "remat": "'float16'; choose False, True, 'matmuls' or 'gathered'",
-        "attention": "'float16'; choose one of",
+    for field, choices in {
+        "dtype": "bfloat16",
+        "remat": "'matmuls'.*'gathered'",
+        "attention": "",
     }.items():
-        with pytest.raises(ValueError, match=f"^{field} is {said}"):
+        with pytest.raises(ValueError, match=f"^{field} .*'float16'.*{choices}"):
             config(**VOCABULARY, **{field: "float16"})
     assert config(**VOCABULARY, dtype="bfloat16").dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("config", [{"d_model": 8}, T5Config])
 def test_what_is_no_config_is_named(config):
-    said = rf"config is a {type(config).__name__}; give one of GPT2Config, .*T5Config"
-    with pytest.raises(TypeError, match=said):
+    message = rf"{type(config).__name__}.* GPT2Config, .*T5Config"
+    with pytest.raises(TypeError, match=message):
         init_params(config, jax.random.key(0))
-    with pytest.raises(TypeError, match=said):
+    with pytest.raises(TypeError, match=message):
         bind(config, {})

@@ -22,6 +22,7 @@ from ntl_jax.models.layers import (
     stack_layers,
 )
 from ntl_jax.sharding.mesh import make_mesh, on_mesh
+from tests.collectives import lines_of
 
 KEY = jax.random.key(7)
 
@@ -65,11 +66,10 @@ def test_no_product_mixes_dtypes():
 
     jaxpr = str(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(low, low))
     assert jaxpr.count("dot_general") >= 3
-    text = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(low, low).as_text()
-    for line in text.splitlines():
-        if "dot_general" in line:
-            operands = line.split(":")[-1].split("->")[0]
-            assert "f32" not in operands.replace("bf16", ""), line
+    lowered = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(low, low)
+    for line in lines_of(lowered, "dot_general"):
+        operands = line.split(":")[-1].split("->")[0]
+        assert "f32" not in operands.replace("bf16", ""), line
 
 
 def test_float32_products_have_forward_derivatives():
@@ -182,8 +182,8 @@ def test_where_layers_are_written_out(
 
         return run_layers(layers, 3, step, x, unroll=unroll, remat=remat)
 
-    text = jax.jit(run).lower(jnp.ones((2, 4, 32))).as_text()
-    assert ("stablehlo.while" not in text) == written_out
+    lowered = jax.jit(run).lower(jnp.ones((2, 4, 32)))
+    assert bool(lines_of(lowered, "stablehlo.while")) != written_out
 
 
 @pytest.mark.parametrize(
@@ -211,12 +211,12 @@ def test_where_kernels_are_gathered_in_one_piece(
 
 
 def test_another_word_for_auto_is_refused():
-    with pytest.raises(ValueError, match="unroll_layers is 'gpu'; choose False, True"):
+    with pytest.raises(ValueError, match=r"unroll_layers .*'gpu'"):
         GPT2Config(unroll_layers="gpu")  # pyright: ignore[reportArgumentType]
 
 
 def test_other_words_for_what_is_recomputed_are_refused():
-    with pytest.raises(ValueError, match="remat is 'all'; choose False, True, 'matm"):
+    with pytest.raises(ValueError, match=r"remat .*'all'.*'matmuls'"):
         GPT2Config(remat="all")  # pyright: ignore[reportArgumentType]
 
 

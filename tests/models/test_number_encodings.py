@@ -1,28 +1,13 @@
 """Number encodings against both formulas, written out number by number."""
 
-import math
-
 import numpy as np
 import pytest
 
 from ntl_jax.models.baselines.number_encodings import number_encodings
 from ntl_jax.numbers.place_tokens import place_values
+from tests.models.regression_transformer_cases import by_hand
 
 WIDTH = 7
-
-
-def by_hand(value, dimension, formula, scale):
-    """One entry, in Python's float64."""
-    divisor = dimension + 1
-    if formula == "reference" and dimension % 2:
-        divisor = dimension
-    entry = (-1) ** dimension * value / divisor
-    if scale == "linear":
-        return entry / (3e9 / 10)
-    if scale == "log":
-        logarithm = math.copysign(math.log10(abs(entry) + 1), entry)
-        return logarithm / (math.log10(3e9) / 10)
-    return entry
 
 
 @pytest.mark.parametrize("formula", ["paper", "reference"])

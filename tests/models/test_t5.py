@@ -1,7 +1,6 @@
-"""T5 against transformers' PyTorch model, and against itself in other forms."""
+"""T5 against itself: other forms of its layers, masks, dtypes and dropout."""
 
 import dataclasses
-from functools import partial
 
 import chex
 import jax
@@ -11,124 +10,12 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ntl_jax.hf.mapping import flatten
-from ntl_jax.models import T5Config, bind, count_parameters, init_params, shift_right
-from tests.tiny_t5 import KINDS, batch, ours, perturbed, to_params, torch_model
+from ntl_jax.models import T5Config, bind, init_params, shift_right
+from tests.models.cases import TINY as TINY_CONFIGS
+from tests.models.cases import t5_batch as batch
+from tests.models.running import gradient, logits_and_gradient, relative_errors, run
 
-TOLERANCE = 1e-4  # a model in float32
-TINY = T5Config(
-    vocab_size=50,
-    d_model=32,
-    d_kv=12,
-    d_ff=48,
-    num_layers=2,
-    num_decoder_layers=2,
-    num_heads=4,
-)
-GATED = dataclasses.replace(
-    TINY,
-    feed_forward_proj="gated-gelu",
-    tie_word_embeddings=False,
-    scale_decoder_outputs=False,
-)
-
-
-def run_torch(model, data):
-    import torch
-
-    tensor = {k: torch.from_numpy(v).long() for k, v in data.items()}
-    return model(**tensor)
-
-
-@partial(jax.jit, static_argnums=0)
-def run(config, params, data, dropout_key=None, row_offset=0):
-    decoder_input_ids = shift_right(data["labels"], start_id=0, pad_id=0)
-    return bind(config, params)(
-        data["input_ids"],
-        decoder_input_ids,
-        attention_mask=data["attention_mask"],
-        dropout_key=dropout_key,
-        row_offset=row_offset,
-    )
-
-
-def mean_cross_entropy(params, config, data, dropout_key=None):
-    logits = run(config, params, data, dropout_key)
-    log_probabilities = jax.nn.log_softmax(logits)
-    picked = jnp.take_along_axis(log_probabilities, data["labels"][..., None], axis=-1)
-    return -jnp.mean(picked), logits
-
-
-@partial(jax.jit, static_argnums=0)
-def logits_and_gradient(config, params, data, dropout_key=None):
-    grads, logits = jax.grad(mean_cross_entropy, has_aux=True)(
-        params, config, data, dropout_key
-    )
-    return logits, grads
-
-
-def gradient(config, params, data, dropout_key=None):
-    return logits_and_gradient(config, params, data, dropout_key)[1]
-
-
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [
-        ("small", 60_506_624),
-        ("base", 222_903_552),
-        ("large", 737_668_096),
-        ("t5_3b", 2_851_598_336),
-        ("v1_1_small", 76_961_152),
-        ("v1_1_base", 247_577_856),
-        ("v1_1_large", 783_150_080),
-        ("v1_1_xl", 2_849_757_184),
-    ],
-)
-def test_released_sizes_have_their_published_counts(name, count):
-    config = getattr(T5Config, name)()
-    shapes = jax.eval_shape(partial(init_params, config), jax.random.key(0))
-    assert count_parameters(shapes) == count
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_equal_pytorch(kind):
-    model = torch_model(kind)
-    config, params = ours(model)
-    for data in (batch(), batch(1, rows=1, source=1, target=1), batch(2, source=300)):
-        want = run_torch(model, data).logits.detach().numpy()
-        chex.assert_trees_all_close(run(config, params, data), want, atol=TOLERANCE)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_parity_can_fail(kind):
-    model = torch_model(kind)
-    config, params = ours(model)
-    data = batch()
-    data["input_ids"][0, 0] = 0  # so that the table's first row is in use
-    want = run_torch(model, data).logits.detach().numpy()
-    chex.assert_trees_all_close(run(config, params, data), want, atol=TOLERANCE)
-    for path in flatten(params):
-        wrong = run(config, perturbed(params, path), data)
-        assert np.abs(wrong - want).max() > 2 * TOLERANCE, path
-
-
-def relative_errors(got, want):
-    got, want = flatten(got), flatten(want)
-    assert got.keys() == want.keys()
-    return {k: np.abs(got[k] - want[k]).max() / np.abs(want[k]).max() for k in want}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_equal_pytorch(kind):
-    model = torch_model(kind)
-    config, params = ours(model)
-    data = batch()
-    run_torch(model, data).loss.backward()
-    named = {name: p.grad.numpy() for name, p in model.named_parameters()}
-    want = to_params(config, named)
-    errors = relative_errors(gradient(config, params, data), want)
-    assert max(errors.values()) < TOLERANCE, errors
-    wrong = gradient(config, perturbed(params, "encoder/final_norm/scale"), data)
-    assert min(relative_errors(wrong, want).values()) > TOLERANCE
+TINY, GATED = TINY_CONFIGS["t5_v1_0"], TINY_CONFIGS["t5_v1_1"]
 
 
 def test_scanned_unrolled_and_recomputed_layers_agree():
@@ -288,10 +175,10 @@ def test_initialisation_is_the_same_jitted_and_born_sharded():
 def test_dropout_needs_a_key_and_follows_it():
     params, data = init_params(TINY, jax.random.key(0)), batch()
     calm = run(TINY, params, data)
-    first, again, other = (
+    first, second, other = (
         run(TINY, params, data, jax.random.key(seed)) for seed in (1, 1, 2)
     )
-    chex.assert_trees_all_equal(first, again)
+    chex.assert_trees_all_equal(first, second)
     assert np.abs(first - other).max() > 1e-2
     assert np.abs(first - calm).max() > 1e-2
     without = dataclasses.replace(TINY, dropout_rate=0.0)
@@ -309,24 +196,6 @@ def test_dropout_of_a_batch_in_parts_equals_the_whole():
         )
         chex.assert_trees_all_close(part, whole[rows], atol=1e-5)
     assert np.abs(run(TINY, params, data, key, 1) - whole).max() > 1e-2
-
-
-@pytest.mark.slow
-def test_dropout_drops_as_much_as_pytorch():
-    """Over many masks, mean and spread of the logits agree with PyTorch's dropout."""
-    import torch
-
-    model = torch_model("v1_0", dropout_rate=0.2).train()
-    config, params = ours(model)
-    data = batch(rows=1, target=4)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        theirs = np.stack([run_torch(model, data).logits.numpy() for _ in range(400)])
-    keys = jax.random.split(jax.random.key(0), 400)
-    mine = jax.vmap(lambda key: run(config, params, data, key))(keys)
-    spread = np.sqrt(np.mean(theirs.std(0) ** 2))
-    assert abs(np.sqrt(np.mean(np.asarray(mine).std(0) ** 2)) / spread - 1) < 0.05
-    assert np.abs(mine.mean(0) - theirs.mean(0)).mean() < 0.1 * spread
 
 
 def test_shift_right_starts_pads_and_drops_the_last():

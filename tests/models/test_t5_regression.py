@@ -1,7 +1,6 @@
 """The regression head against transformers' T5ForSequenceClassification."""
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 import chex
@@ -11,92 +10,30 @@ import numpy as np
 import pytest
 
 from ntl_jax.generate import greedy
-from ntl_jax.hf import t5_regression
-from ntl_jax.hf.mapping import flatten, read_params
+from ntl_jax.hf.mapping import flatten
 from ntl_jax.models import (
     T5Config,
     T5RegressionConfig,
-    bind,
     init_params,
     regression_from_t5,
 )
 from ntl_jax.sharding.mesh import make_mesh
 from ntl_jax.sharding.rules import param_shardings
-from tests.tiny_t5 import KINDS, SIZES, perturbed, tensors
-
-TOLERANCE = 1e-4  # a model in float32
-TARGETS = np.array([-3.0, 0.5, 2.0], np.float32)
-
-
-def torch_model(kind, **changes) -> Any:
-    """A random T5ForSequenceClassification with one label, dropout off."""
-    torch = pytest.importorskip("torch")
-    import transformers
-
-    torch.manual_seed(0)
-    sizes: Any = SIZES | KINDS[kind] | changes | {"num_labels": 1}
-    config = transformers.T5Config(**sizes)
-    model = transformers.T5ForSequenceClassification(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name or "bias" in name:  # constant, which would hide a swap
-                parameter.add_(0.3 * torch.randn_like(parameter))
-            if "classification_head" in name:  # so that the sizes of errors show
-                parameter.mul_(2)
-    return model
+from tests.models.cases import T5_CASES, perturbed
+from tests.models.running import TOLERANCE, relative_errors
+from tests.models.t5_regression_cases import (
+    TARGETS,
+    loss_and_gradient,
+    ours,
+    questions,
+    run,
+    run_torch,
+    to_params,
+    torch_model,
+)
 
 
-def to_params(config, named):
-    shapes = jax.eval_shape(partial(init_params, config), jax.random.key(0))
-    table = t5_regression.table(config)
-    return read_params(table, list(named), named.__getitem__, shapes)
-
-
-def ours(model):
-    named = tensors(model)
-    raw = model.config.to_dict()
-    config = t5_regression.read_config(raw, list(named), named.__getitem__)
-    return config, to_params(config, named)
-
-
-def questions(ends=((12,), (5,), (9,))):
-    """Three rows of 13 tokens, padded on either side, that end where told."""
-    ids = np.random.default_rng(0).integers(2, 50, (3, 13), dtype=np.int32)
-    mask = np.ones_like(ids)
-    for row, places in enumerate(ends):
-        ids[row, list(places)] = 1
-        ids[row, max(places) + 1 :] = 0
-        mask[row, max(places) + 1 :] = 0
-    ids[2, :3], mask[2, :3] = 0, 0  # padded on the left
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-@partial(jax.jit, static_argnums=0)
-def run(config, params, data, dropout_key=None, row_offset=0):
-    return bind(config, params)(
-        data["input_ids"],
-        attention_mask=data["attention_mask"],
-        dropout_key=dropout_key,
-        row_offset=row_offset,
-    )
-
-
-@partial(jax.jit, static_argnums=0)
-def loss_and_gradient(config, params, data):
-    def loss(params):
-        return jnp.mean((run(config, params, data) - TARGETS) ** 2)
-
-    return jax.value_and_grad(loss)(params)
-
-
-def run_torch(model, data, labels=None):
-    import torch
-
-    tensor = {k: torch.from_numpy(v).long() for k, v in data.items()}
-    return model(**tensor, labels=None if labels is None else torch.from_numpy(labels))
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", T5_CASES)
 def test_values_loss_and_gradients_equal_pytorch(kind):
     model, data = torch_model(kind), questions()
     config, params = ours(model)
@@ -118,14 +55,8 @@ def test_values_loss_and_gradients_equal_pytorch(kind):
     assert min(relative_errors(wrong, want).values()) > TOLERANCE
 
 
-def relative_errors(got, want):
-    got, want = flatten(got), flatten(want)
-    assert got.keys() == want.keys()
-    return {k: np.abs(got[k] - want[k]).max() / np.abs(want[k]).max() for k in want}
-
-
 def test_parity_can_fail():
-    model, data = torch_model("v1_0"), questions()
+    model, data = torch_model("t5_v1_0"), questions()
     config, params = ours(model)
     data["input_ids"][0, 0] = 0  # so that the table's first row is in use
     want = run_torch(model, data).logits.detach().numpy()[:, 0]
@@ -237,5 +168,5 @@ def test_dropout_outside_its_range_is_refused():
 
 def test_generation_is_refused():
     params, data = init_params(CONFIG, jax.random.key(0)), questions()
-    with pytest.raises(TypeError, match="T5RegressionConfig predicts numbers"):
+    with pytest.raises(TypeError, match="T5RegressionConfig"):
         greedy(CONFIG, params, jnp.asarray(data["input_ids"]), max_new_tokens=2)

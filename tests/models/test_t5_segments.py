@@ -124,8 +124,8 @@ def test_other_texts_tokens_move_no_logit(params):
 def test_segments_of_one_side_are_refused(params, missing):
     source, labels, segments, target_segments = batches()
     both = {"segment_ids": segments, "target_segment_ids": target_segments}
-    with pytest.raises(ValueError, match="must both be given"):
+    with pytest.raises(ValueError, match="segment_ids"):
         bind(CONFIG, params)(source, labels, **(both | {missing: None}))
     wrong = both | {missing: both[missing][:, :-1]}
-    with pytest.raises(ValueError, match=r"must both be given, .* \(4, 16\)"):
+    with pytest.raises(ValueError, match=r"\(4, 16\)"):
         bind(CONFIG, params)(source, labels, **wrong)

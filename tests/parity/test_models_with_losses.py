@@ -8,27 +8,27 @@ import pytest
 from ntl_jax import NumberVocab, Objective, shift_labels, stats_from_logits
 from ntl_jax.hf.mapping import flatten
 from ntl_jax.models import T5Config, bind
-from tests import tiny_gpt2, tiny_granite, tiny_t5
+from tests.models.cases import (
+    batch,
+    gradients,
+    ours,
+    run_torch,
+    t5_batch,
+    to_params,
+    torch_model,
+)
 from tests.parity.loss_cases import DIGITS
 
 TOLERANCE = 1e-4  # of the largest entry of a leaf
 IDS = np.array([DIGITS.ids[str(digit)] for digit in range(10)], np.int32)
-MODELS = {
-    "T5 v1.0": (tiny_t5, "v1_0"),
-    "T5 v1.1": (tiny_t5, "v1_1"),
-    "GPT-2": (tiny_gpt2, "tied"),
-    "Granite": (tiny_granite, "dense"),
-    "Granite MoE": (tiny_granite, "experts"),
-}
+MODELS = ("t5_v1_0", "t5_v1_1", "gpt2_tied", "granite_dense", "granite_experts")
 
 
-def data_of(family) -> dict:
+def data_of(name) -> dict:
     """A batch of the family, with padding; about half of its labels are digits."""
-    if family is tiny_t5:
-        data = tiny_t5.batch()
+    data = t5_batch() if name.startswith("t5") else batch("left")
+    if name.startswith("t5"):
         data["labels"][0, -2:] = -100
-    else:
-        data = tiny_gpt2.batch("left")
     draw = np.random.default_rng(1)
     data["labels"] = np.where(
         (data["labels"] != -100) & (draw.random(data["labels"].shape) < 0.5),
@@ -38,22 +38,17 @@ def data_of(family) -> dict:
     return data
 
 
-def gradients_of_pytorch(family, model, data) -> dict[str, np.ndarray]:
+def gradients_of_pytorch(model, data) -> dict[str, np.ndarray]:
     torch, ntloss = pytest.importorskip("torch"), pytest.importorskip("ntloss")
     labels = torch.from_numpy(data["labels"]).long()
-    if family is tiny_t5:
-        tensors = {name: torch.from_numpy(x).long() for name, x in data.items()}
-        logits = model(**tensors).logits
-    else:
-        logits = tiny_gpt2.run_torch(model, data).logits[:, :-1]
-        labels = labels[:, 1:]
+    logits = run_torch(model, data).logits
+    if not model.config.is_encoder_decoder:
+        logits, labels = logits[:, :-1], labels[:, 1:]
     size = logits.shape[-1]
     ntl = ntloss.NTLoss(DIGITS, vocab_size=size, reweigh=False)
     ce = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
     (ce + 0.3 * ntl(logits, labels)).backward()
-    named = model.named_parameters()
-    rename = getattr(family, "in_file", str)
-    return {rename(name): p.grad.numpy() for name, p in named}
+    return gradients(model)
 
 
 def our_gradients(config, params, data, objective):
@@ -77,10 +72,9 @@ def our_gradients(config, params, data, objective):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_through_the_model(name):
-    family, kind = MODELS[name]
-    model, data = family.torch_model(kind), data_of(family)
-    config, params = family.ours(model)
-    want = flatten(family.to_params(config, gradients_of_pytorch(family, model, data)))
+    model, data = torch_model(name), data_of(name)
+    config, params = ours(model)
+    want = flatten(to_params(config, gradients_of_pytorch(model, data)))
 
     def errors(objective):
         got = our_gradients(config, params, data, objective)

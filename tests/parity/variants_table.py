@@ -13,12 +13,13 @@ import numpy as np
 
 from ntl_jax.hf.mapping import unflatten
 from ntl_jax.models import RegressionTransformerConfig, init_params
-from tests import tiny_t5
 from tests.models import (
-    test_numformer,
-    test_regression_transformer,
-    test_t5_regression,
+    numformer_cases,
+    regression_transformer_cases,
+    t5_regression_cases,
 )
+from tests.models.cases import ours, to_params, torch_model
+from tests.models.running import relative_errors
 
 Differences = dict[str, float]
 """{"outputs", "gradients"}: relative differences of one model."""
@@ -31,29 +32,32 @@ def relative(got, want) -> float:
 
 def worst(got, want) -> float:
     """The largest relative difference of any parameter's gradient."""
-    return max(test_numformer.relative_errors(got, want).values())
+    return max(relative_errors(got, want).values())
 
 
 def of_regression_head() -> Differences:
     """T5 with a regression head, and transformers' class."""
-    model, data = test_t5_regression.torch_model("v1_0"), test_t5_regression.questions()
-    config, params = test_t5_regression.ours(model)
-    theirs = test_t5_regression.run_torch(model, data, test_t5_regression.TARGETS)
+    model, data = (
+        t5_regression_cases.torch_model("t5_v1_0"),
+        t5_regression_cases.questions(),
+    )
+    config, params = t5_regression_cases.ours(model)
+    theirs = t5_regression_cases.run_torch(model, data, t5_regression_cases.TARGETS)
     theirs.loss.backward()
     named = {name: p.grad.numpy() for name, p in model.named_parameters()}
-    _, grads = test_t5_regression.loss_and_gradient(config, params, data)
-    got = test_t5_regression.run(config, params, data)
+    _, grads = t5_regression_cases.loss_and_gradient(config, params, data)
+    got = t5_regression_cases.run(config, params, data)
     return {
         "outputs": relative(got, theirs.logits.detach().numpy()[:, 0]),
-        "gradients": worst(grads, test_t5_regression.to_params(config, named)),
+        "gradients": worst(grads, t5_regression_cases.to_params(config, named)),
     }
 
 
 def of_regression_transformer() -> Differences:
     """T5 with number encodings, and transformers' T5 on the embeddings."""
-    here = test_regression_transformer
-    model = tiny_t5.torch_model("v1_0", vocab_size=here.ROWS)
-    plain, params = tiny_t5.ours(model)
+    here = regression_transformer_cases
+    model = torch_model("t5_v1_0", vocab_size=here.ROWS)
+    plain, params = ours(model)
     config = RegressionTransformerConfig.from_t5(plain, first_number_id=here.FIRST)
     data = here.numeric_batch()
     theirs = here.run_torch(model, data, "reference")
@@ -62,13 +66,13 @@ def of_regression_transformer() -> Differences:
     logits, grads = here.logits_and_gradient(config, params, data)
     return {
         "outputs": relative(logits, theirs.logits.detach().numpy()),
-        "gradients": worst(grads, tiny_t5.to_params(plain, named)),
+        "gradients": worst(grads, to_params(plain, named)),
     }
 
 
 def of_numformer() -> Differences:
     """The Numformer, and PyTorch's own encoder layers."""
-    here = test_numformer
+    here = numformer_cases
     params = here.numbers_of(init_params(here.CONFIG, jax.random.key(0)))
     data = here.rows()
     twin = here.TorchNumformer(params)

@@ -278,5 +278,5 @@ def test_impossible_options_are_refused(unhooked):
     vocab = NumberVocab.from_mapping(
         {"1": 0, "12": 1, "a": 2}, vocab_size=3, policy="numbers"
     )
-    with pytest.raises(ValueError, match=r"token 1 is worth 12"):
+    with pytest.raises(ValueError, match=r"token 1 .*12"):
         ntil(jnp.zeros((1, 3)), jnp.array([0]), vocab)
