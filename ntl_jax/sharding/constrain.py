@@ -1,12 +1,77 @@
 """Sharding constraints on activations, batches and kernels, by what they hold."""
 
+import math
+from types import EllipsisType
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from ntl_jax.sharding.mesh import AXES, BATCH_AXES, current_mesh, data_shards
+from ntl_jax.sharding.mesh import (
+    AXES,
+    BATCH_AXES,
+    TENSOR_AXIS,
+    current_mesh,
+    data_shards,
+)
+
+Role = Literal["batch", "heads", "vocab", "units", "hidden"] | None
+"""What a dimension of an array is. `tensor` shards heads, vocabulary and feed-forward
+units, `fsdp` the hidden dimension, and the batch lies over the data-parallel axes that
+no other dimension of the array takes."""
+
+_AXES: dict[Any, Any] = {
+    "batch": BATCH_AXES,
+    "heads": TENSOR_AXIS,
+    "vocab": TENSOR_AXIS,
+    "units": TENSOR_AXIS,
+    "hidden": "fsdp",
+    None: (),
+}
+
+
+def constrain(x: jax.Array, *roles: Role | EllipsisType) -> jax.Array:
+    """Pins an array to the mesh: by name, how each of its dimensions is sharded.
+
+    Left alone, the partitioner may shard hidden states along the hidden dimension, as
+    the embedding table under `fsdp` is: every device then has the whole batch, and
+    activations are sent around in the place of parameters. Decoding pins its states
+    so: those of a step are few, and parameters stay where they are.
+
+    Args:
+        x: any array.
+        roles: of each dimension, what it is; None: whole. One ellipsis stands for as
+            many dimensions that are whole as there are, as does a missing end.
+
+    Returns:
+        `x`, so sharded. Sizes that do not divide over their devices: heads stay whole,
+        and so does a batch beside heads or a hidden dimension; with any other, and
+        without a mesh (see `on_mesh`) or inside a ``shard_map``, `x` as it is.
+    """
+    mesh = current_mesh()
+    if mesh is None:
+        return x
+    at = roles.index(...) if ... in roles else len(roles)
+    first, last = roles[:at], roles[at + 1 :]
+    roles = (*first, *(None,) * (x.ndim - len(first) - len(last)), *last)
+    axes = dict(_AXES)
+    lenient = {"heads"}
+    if "hidden" in roles:
+        axes["batch"] = "data"
+    if "hidden" in roles or "heads" in roles:
+        lenient.add("batch")
+    spec: list[Any] = []
+    for size, role in zip(x.shape, roles, strict=True):
+        names = axes[role]
+        names = (names,) if isinstance(names, str) else names
+        if size % math.prod(mesh.shape[name] for name in names) == 0:
+            spec.append(names or None)
+        elif role in lenient:
+            spec.append(None)
+        else:
+            return x
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
 
 
 def keep_rows(x: jax.Array, columns: bool = False) -> jax.Array:
