@@ -63,9 +63,15 @@ def shardable(
     """
 
     program = _Program(run, rule, batch, tensor, free, reduced, partly, on_tpus)
-    whole = partial(program.placed, program.on_one_device)
-    vmap = vmap or partial(_vmap_inside, whole)
-    batched = vmap(partial(program.placed, program.partitioned))
+
+    @lru_cache(maxsize=256)
+    def vmapped_inside(text: str) -> Callable[..., tuple[Any, ...]]:
+        return _vmap_inside(program.on_one_device(text), program.partitioned(text))
+
+    if vmap is None:  # `vmap` can look into a `shard_map`
+        batched = partial(program.placed, vmapped_inside)
+    else:
+        batched = vmap(partial(program.placed, program.partitioned))
 
     def call(*arrays):
         if jax.sharding.get_abstract_mesh().are_all_axes_manual:
@@ -114,7 +120,7 @@ def add_batch_axis(
 
 
 def _vmap_inside(alone: Callable, run: Callable) -> Callable:
-    """`run` under `vmap`: `alone`, which `vmap` can look into."""
+    """`run`, and under `vmap` `alone`, which `vmap` can look into."""
     call = custom_vmap(run)
 
     @call.def_vmap
