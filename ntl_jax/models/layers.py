@@ -18,7 +18,7 @@ from ntl_jax.kernels.einsum import (
 )
 from ntl_jax.kernels.platforms import traced_platform
 from ntl_jax.models.remat import Gather, Remat, gathered, remat_layer
-from ntl_jax.sharding.constrain import keep_cut, keep_rows
+from ntl_jax.sharding.constrain import constrain
 from ntl_jax.sharding.mesh import current_mesh
 
 
@@ -84,7 +84,12 @@ class Embedding(nnx.Module):
     def __call__(self, ids: Int[Array, "*B"], dtype: str) -> Float[Array, "*B D"]:
         table = self.embedding[...]
         rows = _read_cast(table, ids) if table.dtype.itemsize < 4 else table[ids]
-        return keep_cut(rows).astype(dtype)
+        if ids.ndim == 2:
+            # Each device reads its part of the hidden dimension for the examples of its
+            # whole `fsdp` group, which then trade parts for examples. Otherwise the
+            # partitioner sends every state of the batch to every device.
+            rows = constrain(rows, "batch", None, "hidden")
+        return rows.astype(dtype)
 
 
 @jax.custom_vjp
@@ -244,4 +249,4 @@ def head_logits(
             weight, ((0, missing), (0, 0)) if tied else ((0, 0), (0, missing))
         )
     logits = einsum_float32("BTD,VD->BTV" if tied else "BTD,DV->BTV", hidden, weight)
-    return keep_rows(logits, columns=True)
+    return constrain(logits, "batch", ..., "vocab")

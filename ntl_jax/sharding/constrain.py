@@ -74,60 +74,6 @@ def constrain(x: jax.Array, *roles: Role | EllipsisType) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
 
 
-def keep_rows(x: jax.Array, columns: bool = False) -> jax.Array:
-    """Pins a batch of activations to the layout that the batch itself has.
-
-    Left alone, the partitioner may cut hidden states along their width instead, as the
-    embedding table under `fsdp` is cut: then every device has every row, and the
-    activations are sent around in the place of the parameters.
-
-    Args:
-        x: [B, ...], rows of a batch.
-        columns: whether the last axis, one of vocabulary columns, is cut by `tensor`.
-
-    Returns:
-        `x`, axis 0 over the data-parallel devices and no other axis cut, but for the
-        last one's columns. Without a mesh (see `on_mesh`), inside a `shard_map`, and
-        where the rows or columns do not divide over the devices: `x` as it is.
-    """
-    mesh = current_mesh()
-    if mesh is None:
-        return x
-    last = "tensor" if columns else None
-    if x.shape[0] % data_shards(mesh) or (last and x.shape[-1] % mesh.shape[last]):
-        return x
-    spec = [BATCH_AXES, *[None] * (x.ndim - 1)]
-    if last:
-        spec[-1] = last
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
-
-
-def keep_cut(x: jax.Array) -> jax.Array:
-    """Pins what is read from a table to the cut of the table's width.
-
-    Each device reads its part of the width for the rows of all devices of its `fsdp`
-    group, which then trade parts for rows. Without this the partitioner sends every
-    row of the whole batch to every device.
-
-    Decoding keeps all its states so: the few rows of a step are sent around, and the
-    parameters stay where they are.
-
-    Args:
-        x: [B, T, D], read from a table [V, D] by the ids of a batch.
-
-    Returns:
-        `x`, rows over `data`, if they divide, and width over `fsdp`; without a mesh,
-        and where the width does not divide, `x` as it is.
-    """
-    mesh = current_mesh()
-    if mesh is None or x.ndim != 3:
-        return x
-    if x.shape[-1] % mesh.shape["fsdp"]:
-        return x
-    rows = None if x.shape[0] % mesh.shape["data"] else "data"
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(rows, None, "fsdp"))
-
-
 def all_gather_kernel(
     kernel: jax.Array, *, tensor_cuts: Literal["inputs", "outputs"]
 ) -> jax.Array:
@@ -164,46 +110,24 @@ def all_gather_kernel(
     return jax.lax.with_sharding_constraint(cut, used)
 
 
-def keep_heads(x: jax.Array, *, rows: int, heads: int) -> jax.Array:
-    """Pins queries, keys or values: rows as the batch, heads as the projections.
-
-    Args:
-        x: of any shape.
-        rows: the axis of rows.
-        heads: the axis of heads.
-
-    Returns:
-        `x`, cut along both axes, or along the one that divides over its devices;
-        without a mesh, `x` as it is.
-    """
-    mesh = current_mesh()
-    if mesh is None:
-        return x
-    spec: list[Any] = [None] * x.ndim
-    if x.shape[rows] % data_shards(mesh) == 0:
-        spec[rows] = BATCH_AXES
-    if x.shape[heads] % mesh.shape["tensor"] == 0:
-        spec[heads] = "tensor"
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
-
-
 def shard_over_all(x: jax.Array) -> jax.Array:
-    """Shares out rows over all devices, so that each has the whole of its rows.
+    """Shards a batch over all devices, so that each has whole examples.
 
     Args:
-        x: [B, ...], rows of a batch; columns may be cut by `tensor`.
+        x: [B, ...]; its last axis may be sharded by `tensor`.
 
     Returns:
-        `x`, axis 0 over all devices; as `keep_rows` pins it where rows do not divide.
+        `x`, axis 0 over all devices; where that does not divide, over the
+        data-parallel ones.
     """
     mesh = current_mesh()
     if mesh is None or x.shape[0] % mesh.size:
-        return keep_rows(x)
+        return constrain(x, "batch")
     return jax.lax.with_sharding_constraint(x, PartitionSpec(AXES))
 
 
 def column_parts(x: jax.Array) -> int:
-    """Into how many parts `keep_rows(x, columns=True)` cuts the columns of `x`."""
+    """Into how many parts `constrain(x, "batch", ..., "vocab")` splits `x`."""
     mesh = current_mesh()
     if mesh is None or x.ndim < 2 or x.shape[0] % data_shards(mesh):
         return 1
