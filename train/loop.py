@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from ntl_jax.models import AnyConfig, count_parameters
 from ntl_jax.numbers.value_scales import ValueScale
-from ntl_jax.sharding.mesh import batch_sharding, make_mesh
+from ntl_jax.sharding.mesh import batch_sharding, make_mesh, tensor_size
 from train.checkpointing.checkpointer import Checkpointer
 from train.checkpointing.folder import has_checkpoint
 from train.checkpointing.resume import check_same_run
@@ -180,7 +180,7 @@ def _prepare(
     else:
         grow = config.init_from is not None or config.number_tokens == "places"
         grow = grow or config.head == "numformer"
-        tensor = mesh.shape["tensor"]
+        tensor = tensor_size(mesh)
         model = fit_vocabulary(config.model, len(tokenizer), tensor, grow=grow)
         model = with_head(with_tokenizer(model, tokenizer), config.head)
     check_layout(model, mesh, resume=config.resume)  # before the data, which take long

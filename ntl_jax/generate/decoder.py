@@ -5,15 +5,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Float, Float32, Int, Int32, PyTree
 
-from ntl_jax.generate.layout import gathering_nothing, lay_out_for_decoding
 from ntl_jax.kernels.einsum import einsum_float32
 from ntl_jax.models import NumformerConfig, Params, T5RegressionConfig, XvalConfig, bind
 from ntl_jax.models.attention import Cache
+from ntl_jax.models.layers import Affine, Linear
 from ntl_jax.models.t5.decoding import T5Steps
 from ntl_jax.models.t5.model import T5, Mask
 from ntl_jax.sharding.constrain import constrain
+from ntl_jax.sharding.rules import decoding_layout
 
 # Leaves that every model casts to its dtype before it uses them; not the tables, which
 # some read in float32, nor the routers.
@@ -61,8 +63,11 @@ class Decoder:
         if attention_mask is not None:
             attention_mask = jnp.asarray(attention_mask)
         self.config, self.beams = config, beams
-        params = lay_out_for_decoding(config, compute_params(params, config.dtype))
-        self.model = gathering_nothing(bind(config, params))
+        params = decoding_layout(config, compute_params(params, config.dtype))
+        self.model = bind(config, params)
+        for _, module in nnx.iter_modules(self.model):
+            if isinstance(module, Linear | Affine):
+                module.gather = None  # parameters stay where they are
         self._head = self.model.head.astype(config.dtype)
         if isinstance(self.model, T5):
             encoded = self.model.encode(input_ids, attention_mask)

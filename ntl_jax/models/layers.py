@@ -10,7 +10,6 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Float32, Int
 
 from ntl_jax.kernels.einsum import (
@@ -19,7 +18,8 @@ from ntl_jax.kernels.einsum import (
 from ntl_jax.kernels.platforms import traced_platform
 from ntl_jax.models.remat import Gather, Remat, gathered, remat_layer
 from ntl_jax.sharding.constrain import constrain
-from ntl_jax.sharding.mesh import current_mesh
+from ntl_jax.sharding.mesh import tensor_size
+from ntl_jax.sharding.spmd import sum_over_replicas
 
 
 class Linear(nnx.Module):
@@ -115,19 +115,7 @@ def _read_backward(saved, cotangent):
         transpose = jax.linear_transpose(lambda rows: rows[ids], rows)
         return transpose(cotangent.astype(jnp.float32))[0].astype(table.dtype)
 
-    mesh = current_mesh()
-    if mesh is None or mesh.shape["tensor"] > 1 or ids.ndim != 2:
-        return summed(ids, cotangent), None
-    if ids.shape[0] % mesh.shape["data"] or table.shape[1] % mesh.shape["fsdp"]:
-        return summed(ids, cotangent), None
-    over_data = jax.shard_map(
-        lambda ids, cotangent: jax.lax.psum(summed(ids, cotangent), "data"),
-        mesh=mesh,
-        in_specs=(PartitionSpec("data"), PartitionSpec("data", None, "fsdp")),
-        out_specs=PartitionSpec(None, "fsdp"),
-        check_vma=False,  # the transpose makes zeros that vary over no axis
-    )
-    return over_data(ids, cotangent), None
+    return sum_over_replicas(summed, ids, cotangent), None
 
 
 _read_cast.defvjp(_read_forward, _read_backward)
@@ -241,10 +229,8 @@ def head_logits(
             The logits of the columns beyond V are 0.
     """
     weight = weight.astype(hidden.dtype)
-    mesh = current_mesh()
-    whole = mesh is None or mesh.shape["tensor"] == 1
     missing = -weight.shape[not tied] % _LANES
-    if aligned and missing and whole and hidden.dtype.itemsize == 2:
+    if aligned and missing and tensor_size() == 1 and hidden.dtype.itemsize == 2:
         weight = jnp.pad(
             weight, ((0, missing), (0, 0)) if tied else ((0, 0), (0, missing))
         )

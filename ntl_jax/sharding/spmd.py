@@ -137,6 +137,35 @@ def psum(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     return jax.lax.psum(x, axes) if axes else x
 
 
+def sum_over_replicas(
+    run: Callable[[jax.Array, jax.Array], jax.Array], ids: jax.Array, states: jax.Array
+) -> jax.Array:
+    """`run(ids, states)`, a sum over the batch, each device with its own examples.
+
+    Args:
+        run: gives [V, D] of `ids` and of `states`; each of D by itself.
+        ids: [B, T].
+        states: [B, T, D].
+
+    Returns:
+        `run(ids, states)`, sharded along D by `fsdp`; without a mesh, under `tensor`,
+        with other dimensions and where sizes do not divide, computed as it stands.
+    """
+    mesh = current_mesh()
+    if mesh is None or mesh.shape[TENSOR_AXIS] > 1 or ids.ndim != 2:
+        return run(ids, states)
+    if ids.shape[0] % mesh.shape["data"] or states.shape[-1] % mesh.shape["fsdp"]:
+        return run(ids, states)
+    mapped = jax.shard_map(
+        lambda *parts: jax.lax.psum(run(*parts), "data"),
+        mesh=mesh,
+        in_specs=(PartitionSpec("data"), PartitionSpec("data", None, "fsdp")),
+        out_specs=PartitionSpec(None, "fsdp"),
+        check_vma=False,  # a transpose makes zeros that vary over no axis
+    )
+    return mapped(ids, states)
+
+
 def row_by_row(
     run: Callable[[jax.Array], Any], x: jax.Array, *, parts: int | None = None
 ) -> Any:

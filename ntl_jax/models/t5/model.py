@@ -41,7 +41,7 @@ from ntl_jax.models.t5.config import T5Config
 from ntl_jax.models.t5.layers import EMBEDDED, FINAL, DecoderLayer, EncoderLayer, Seen
 from ntl_jax.models.t5.relative_bias import RelativeBias
 from ntl_jax.sharding.constrain import constrain
-from ntl_jax.sharding.mesh import current_mesh
+from ntl_jax.sharding.mesh import data_size
 
 _DECODER_SITES = 16  # the decoder's dropout sites are the encoder's plus so many
 
@@ -194,8 +194,7 @@ class T5WithHead(T5Body):
         The gradients of all uses are then summed in that dtype and over devices at
         once; each cast by itself, they would be sent in float32 and apart.
         """
-        mesh = current_mesh()
-        if self.config.tie_word_embeddings and mesh and mesh.shape["data"] > 1:
+        if self.config.tie_word_embeddings and data_size() > 1:
             table = self.shared.embedding[...].astype(self.config.dtype)
             self.shared.embedding = nnx.Param(table)
 
