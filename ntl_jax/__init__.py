@@ -1,7 +1,7 @@
 """Number token losses for JAX, and Flax models and tokenizers to train with them.
 
-``import ntl_jax`` loads jax, numpy and jaxtyping, and nothing else. What needs more
-lives in submodules that are imported by name: ``ntl_jax.models``, ``ntl_jax.hf``,
+``import ntl_jax`` loads jax, numpy and jaxtyping, and nothing else. Import the
+submodules that need more by name: ``ntl_jax.models``, ``ntl_jax.hf``,
 ``ntl_jax.tokenization``.
 """
 

@@ -119,10 +119,10 @@ def test_it_has_no_leaves_and_is_no_retrace():
         ({"1": 0, "2": 1}, 2, "digits", r"all 2 columns are numbers"),
         ({"1": 0, "a": 5}, 5, "digits", r"token 'a' has id 5, outside the 5 columns"),
         ({"1": -1, "a": 0}, 5, "digits", r"token '1' has id -1"),
-        ({"1": 0, "2": 0, "a": 1}, 5, "digits", r"id 0 is worth both 1.0 and 2.0"),
+        ({"1": 0, "2": 0, "a": 1}, 5, "digits", r"id 0 .*1\.0 and 2\.0"),
         ({"1": 0, "a": 1}, 5, "digit", r"unknown policy 'digit'.*digits, numbers"),
-        ({"1" + "0" * 39: 0, "a": 1}, 5, "numbers", r"is worth 1e\+39, beyond 1e\+18"),
-        ({"a": 0, "b": 1}, 5, lambda t: float("nan"), r"'a' is worth nan"),
+        ({"1" + "0" * 39: 0, "a": 1}, 5, "numbers", r"1e\+39, beyond 1e\+18"),
+        ({"a": 0, "b": 1}, 5, lambda t: float("nan"), r"token 'a' .* nan,"),
     ],
 )
 def test_errors_name_the_numbers(mapping, vocab_size, policy, message, monkeypatch):
@@ -231,7 +231,7 @@ def test_the_ntloss_policy_is_what_ntloss_takes():
 @pytest.mark.parametrize("mapping", [{"1": 0.5, "a": 1}, {1: 0, "a": 1}, {"1": "0"}])
 def test_a_mapping_of_other_types_is_refused(mapping, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    with pytest.raises(TypeError, match="from tokens"):
+    with pytest.raises(TypeError, match="must map tokens"):
         NumberVocab.from_mapping(mapping, vocab_size=3)
 
 

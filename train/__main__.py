@@ -1,13 +1,13 @@
 """The one command line: `python -m train PRESET [--field value ...]`, and subcommands.
 
-python -m train list                         presets, one line each
+python -m train list                         presets, one per line
 python -m train PRESET --help                every field of a preset
 python -m train describe PRESET [--field value ...]   its data: rows, lengths, padding
 python -m train PRESET --steps 100           train, evaluate, write runs/PRESET
-python -m train aot PRESET --topology v5e:4x4   compile it for devices not here: memory
+python -m train aot PRESET --topology v5e:4x4   compile it for other devices: memory
 python -m train predict RUN "What is 1 plus 2?" [--mesh.fsdp 2 ...]
 python -m train export RUN FOLDER            write a Hugging Face checkpoint
-python -m train evaluate RUN [--evaluation.beams 4 ...]   evaluate it anew
+python -m train evaluate RUN [--evaluation.beams 4 ...]   evaluate a finished run
 python -m train report FOLDER RUN [RUN ...]  compare finished runs, table and figure
 """
 
@@ -19,6 +19,7 @@ import re
 import signal
 import sys
 import traceback
+from collections.abc import Callable, Sequence
 
 import jax
 import tyro
@@ -48,28 +49,35 @@ from train.multihost.hosts import (
     is_coordinator,
     join,
     leave,
+    stall_timer,
     sync_hosts,
 )
-from train.multihost.watchdog import Progress, Watchdog
 from train.pretrained import adopt_checkpoint
 from train.reporting.compare import run_comparison
 from train.reporting.describe import describe
 from train.reporting.progress import NonFiniteError
 from train.reporting.report import report, scores_of_run
 
-EXPECTED = (ConfigError, DataError, NonFiniteError)
-"""Errors whose message is for the user; any other is a bug and keeps its traceback."""
-
-
-_OF_FOLDERS = {
+_FOLDER_ERRORS = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
     *(errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
 }
-"""What is wrong with a file or folder that was named, and is no bug."""
+"""Errors of a file or folder that the user named, and not a bug."""
+
+
+EXPECTED = (
+    *(ConfigError, DataError, NonFiniteError),
+    *(OSError, jax.errors.JaxRuntimeError, KeyboardInterrupt),
+)
+"""Errors that `_explain` knows; of the last three kinds some are bugs."""
 
 
 def main(arguments: list[str]) -> int:
-    """Runs one command. Returns the exit status."""
+    """Runs one command. Returns the exit status.
+
+    Errors that the user can act on become one message and a status; any other is a bug
+    and keeps its traceback.
+    """
     flags.FLAGS.mark_as_parsed()  # grain reads absl flags, which tyro replaces
     _log_to_stderr()
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -79,64 +87,70 @@ def main(arguments: list[str]) -> int:
     try:
         with logging_redirect_tqdm([logging.getLogger("train")]):
             return _run(command, rest)
-    except EXPECTED as error:
-        print(f"error: {error}", file=sys.stderr)
-        leave(1)
-        return 1
-    except OSError as error:
-        if error.errno not in _OF_FOLDERS:
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror}", file=sys.stderr)
-        leave(1)
-        return 1
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" in str(error):
-            print(f"error: {_full(error)}", file=sys.stderr)
-            leave(1)
-            return 1
-        if not jax.distributed.is_initialized():
-            raise
-        traceback.print_exc()
-        print(
-            "error: if another host is gone (see its log), start all again with "
-            "--resume; nothing up to the last checkpoint is lost.",
-            file=sys.stderr,
-        )
-        leave(1)
-        raise
     except RunInterruptedError as error:
         print(error, file=sys.stderr)
-        # Schedulers send SIGTERM, and would count another status as a failure.
+        # Schedulers send SIGTERM, and count another status as a failure.
         return 0 if error.by == signal.SIGTERM else 130
-    except KeyboardInterrupt:  # where no step is being taken
-        print("interrupted", file=sys.stderr)
-        leave(130)
-        return 130
+    except EXPECTED as error:
+        explained = _explain(error)
+        if explained is None:
+            raise
+        message, status = explained
+        print(message, file=sys.stderr)
+        leave(status)
+        return status
 
 
-def _full(error: Exception) -> str:
-    return (
-        f"a device's memory is full: {first_line(error)}\n{MORE_ROOM} In an "
-        "evaluation: a smaller --evaluation.batch-size."
-    )
+def _run(command: str, rest: list[str]) -> int:
+    if command not in COMMANDS:
+        train(command, rest)
+        return 0
+    function, positional = COMMANDS[command]
+    misplaced = bool(rest) and (rest[0].startswith("-") or not positional)
+    if len(rest) < positional or misplaced:
+        raise ConfigError(f"{command} takes other arguments:\n{__doc__}")
+    return function(*rest) or 0
+
+
+def _explain(error: BaseException) -> tuple[str, int] | None:
+    """The message and exit status of an error that the user can act on."""
+    match error:
+        case KeyboardInterrupt():  # outside the steps, which catch the signal
+            return "interrupted", 130
+        case ConfigError() | DataError() | NonFiniteError():
+            return f"error: {error}", 1
+        case OSError(errno=number) if number in _FOLDER_ERRORS:
+            where = f"{error.filename}: " if error.filename else ""
+            return f"error: {where}{error.strerror}", 1
+        case jax.errors.JaxRuntimeError() if "RESOURCE_EXHAUSTED" in str(error):
+            return (
+                f"error: a device's memory is full: {first_line(error)}\n{MORE_ROOM} "
+                "In an evaluation: a smaller --evaluation.batch-size."
+            ), 1
+        case jax.errors.JaxRuntimeError() if jax.distributed.is_initialized():
+            return (
+                f"{traceback.format_exc()}error: if another host is gone (see its "
+                "log), restart every host with --resume; nothing up to the last "
+                "checkpoint is lost."
+            ), 1
+    return None
 
 
 def say(text: object) -> None:
-    """Prints what was asked for; a reader such as `head` may have read enough."""
+    """Prints a result; a reader such as `head` may have closed the pipe."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        _say_no_more()
+        _discard_stdout()
 
 
-def _say_no_more() -> None:
-    """What standard output still holds must not fail when Python ends."""
+def _discard_stdout() -> None:
+    """Keeps Python's own flush at exit from failing on a closed pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _log_to_stderr() -> None:
-    """Shows what the run says of itself; what libraries say only from warnings on."""
+    """Shows the trainer's log; that of libraries only from warnings on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("train")
@@ -145,48 +159,43 @@ def _log_to_stderr() -> None:
     logger.propagate = False
 
 
-def _run(command: str, rest: list[str]) -> int:
-    match command, rest:
-        case "list", []:
-            list_presets()
-        case "describe", [preset, *overrides] if not preset.startswith("-"):
-            say(describe(parse_config(preset, overrides, "describe")))
-        case "aot", [preset, *overrides] if not preset.startswith("-"):
-            return compile_for(preset, overrides)
-        case "predict", [run_dir, question, *flags_]:
-            with storage_errors(path := any_path(run_dir)):
-                say(predict(path, question, flags_))
-        case "export", [run_dir, folder, *flags_]:
-            with storage_errors(path := any_path(run_dir)):
-                export(path, local_path(folder), flags_)
-        case "evaluate", [run_dir, *flags_] if not run_dir.startswith("-"):
-            with storage_errors(path := any_path(run_dir)):
-                say(evaluate(path, flags_))
-        case "report", [folder, *paths] if paths:
-            runs, path = named_runs(paths), any_path(folder)
-            with storage_errors(path, *runs.values()):
-                refuse_run(path)
-                say(report(runs, path))
-        case (
-            (
-                "list"
-                | "describe"
-                | "aot"
-                | "predict"
-                | "evaluate"
-                | "report"
-                | "export"
-            ),
-            _,
-        ):
-            raise ConfigError(f"{command} takes other arguments:\n{__doc__}")
-        case _:
-            train(command, rest)
-    return 0
+def describe_preset(preset: str, *overrides: str) -> None:
+    """Prints a preset's data."""
+    say(describe(parse_config(preset, overrides, "describe")))
 
 
-def named_runs(paths: list[str]) -> dict[str, AnyPath]:
-    """Runs by the last part of their path, or by the whole where that is not unique."""
+def predict_answer(run_dir: str, question: str, *flags_: str) -> None:
+    """Prints a run's answer to a question."""
+    with storage_errors(path := any_path(run_dir)):
+        say(predict(path, question, list(flags_)))
+
+
+def export_run(run_dir: str, folder: str, *flags_: str) -> None:
+    """Writes a run's parameters as a Hugging Face checkpoint."""
+    with storage_errors(path := any_path(run_dir)):
+        export(path, local_path(folder), list(flags_))
+
+
+def evaluate_finished(run_dir: str, *flags_: str) -> None:
+    """Evaluates a run, and prints its metrics."""
+    with storage_errors(path := any_path(run_dir)):
+        say(evaluate(path, list(flags_)))
+
+
+def report_runs(folder: str, *paths: str) -> None:
+    """Compares finished runs in a folder that is not one of them."""
+    runs, path = named_runs(paths), any_path(folder)
+    with storage_errors(path, *runs.values()):
+        if (path / CONFIG_FILE).exists():
+            raise ConfigError(
+                f"{path} is a run itself: name a folder for the report first, then "
+                "runs."
+            )
+        say(report(runs, path))
+
+
+def named_runs(paths: Sequence[str]) -> dict[str, AnyPath]:
+    """Runs by the last part of their path, or by all of it where names repeat."""
     runs = [any_path(path) for path in paths]
     whole = {str(run if is_remote(run) else run.resolve()) for run in runs}
     if len(whole) < len(runs):
@@ -194,15 +203,6 @@ def named_runs(paths: list[str]) -> dict[str, AnyPath]:
     last = [run.name for run in runs]
     names = last if len(set(last)) == len(last) else paths
     return dict(zip(names, runs, strict=True))
-
-
-def refuse_run(folder: AnyPath) -> None:
-    """Raises ConfigError where a report would be written into a run, as happens to
-    those who name their runs alone."""
-    if (folder / CONFIG_FILE).exists():
-        raise ConfigError(
-            f"{folder} is a run itself: name a folder for the report first, then runs."
-        )
 
 
 def list_presets() -> None:
@@ -217,12 +217,12 @@ def list_presets() -> None:
 
 
 def parse_config(
-    preset: str, overrides: list[str], command: str | None = None
+    preset: str, overrides: Sequence[str], command: str | None = None
 ) -> TrainConfig:
     """A preset with overrides; `--help` prints them and exits.
 
-    A subcommand takes a preset's own checkpoint for what the preset says it is, and
-    fetches none; nor does `--help`.
+    Only training fetches the preset's own checkpoint; subcommands and `--help` rely on
+    the preset's description of it.
     """
     default, description = load_preset(preset)
     init_from = named_checkpoint(overrides)
@@ -230,7 +230,7 @@ def parse_config(
     if init_from is None and command is None and not asks_for_help:
         init_from = default.init_from
     if init_from not in (None, "None"):  # the latter as tyro reads it
-        # Before the flags are read: those of --model are of the checkpoint's kind.
+        # Before parsing: the checkpoint decides which --model flags there are.
         default = adopt_checkpoint(default, init_from)
     try:
         return tyro.cli(
@@ -238,11 +238,11 @@ def parse_config(
             default=default,
             args=overrides,
             prog=" ".join(filter(None, ("python -m train", command, preset))),
-            # Lines would run into each other, but for those after a blank one.
+            # tyro joins lines that no blank line separates.
             description=re.sub(r"(?<!\n)\n(?=\w)", "\n\n", description),
         )
-    except BrokenPipeError:  # of --help, whose reader has read enough
-        _say_no_more()
+    except BrokenPipeError:  # the reader of --help closed the pipe
+        _discard_stdout()
         sys.exit(0)
 
 
@@ -255,7 +255,7 @@ def train(preset: str, overrides: list[str]) -> None:
         logging.getLogger("train").setLevel(logging.WARNING)
     if config.compilation_cache is not None:
         jax.config.update("jax_compilation_cache_dir", config.compilation_cache)
-    with Watchdog(config.hosts.stuck_after) as watchdog:
+    with stall_timer(config.hosts.stall_timeout):
         check_same_flags(config)
         run_dir = any_path(
             broadcast_from_coordinator(lambda: str(resolve_run_dir(config)))
@@ -263,17 +263,17 @@ def train(preset: str, overrides: list[str]) -> None:
         if is_coordinator():
             print(f"writing to {run_dir}", file=sys.stderr)
         with storage_errors(run_dir):
-            summary = _train_in(run_dir, config, watchdog.pat)
+            summary = _train_in(run_dir, config)
         if is_coordinator():
             say(summary)
         sync_hosts()
 
 
-def _train_in(run_dir: AnyPath, config: TrainConfig, progress: Progress) -> str:
-    """Trains, and returns what the first host prints in the end."""
+def _train_in(run_dir: AnyPath, config: TrainConfig) -> str:
+    """Trains, and returns the summary that host 0 prints."""
     if config.cross_entropy_baseline:
-        return run_comparison(config, run_dir, progress)
-    result = run(config, run_dir, progress)
+        return run_comparison(config, run_dir)
+    result = run(config, run_dir)
     if not is_coordinator():
         return ""
     lines = [
@@ -285,7 +285,7 @@ def _train_in(run_dir: AnyPath, config: TrainConfig, progress: Progress) -> str:
     return "\n".join(lines)
 
 
-def compile_for(preset: str, overrides: list[str]) -> int:
+def compile_for(preset: str, *overrides: str) -> int:
     """Compiles a preset's step for `--topology`; status 1 where it does not fit."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--topology")
@@ -298,14 +298,14 @@ def compile_for(preset: str, overrides: list[str]) -> int:
     if report.fits:
         return 0
     print(
-        f"error: it takes more than a device's {report.memory_gib} GiB. {MORE_ROOM}",
+        f"error: it needs more than a device's {report.memory_gib} GiB. {MORE_ROOM}",
         file=sys.stderr,
     )
     return 1
 
 
-def named_checkpoint(overrides: list[str]) -> str | None:
-    """What `--init-from` names among a preset's overrides; None where it is not there.
+def named_checkpoint(overrides: Sequence[str]) -> str | None:
+    """The value of `--init-from` among a preset's overrides; None without the flag.
 
     >>> named_checkpoint(["--steps", "3", "--init-from=google-t5/t5-small"])
     'google-t5/t5-small'
@@ -313,10 +313,21 @@ def named_checkpoint(overrides: list[str]) -> str | None:
     'None'
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    # Without a word behind it, tyro will say so.
+    # tyro reports a flag without a value.
     parser.add_argument("--init-from", "--init_from", nargs="?", const="None")
     return parser.parse_known_args(overrides)[0].init_from
 
+
+COMMANDS: dict[str, tuple[Callable[..., int | None], int]] = {
+    "list": (list_presets, 0),
+    "describe": (describe_preset, 1),
+    "aot": (compile_for, 1),
+    "predict": (predict_answer, 2),
+    "export": (export_run, 2),
+    "evaluate": (evaluate_finished, 1),
+    "report": (report_runs, 2),
+}
+"""Subcommands, and how many positional arguments each needs; else a preset trains."""
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

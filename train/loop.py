@@ -1,4 +1,4 @@
-"""Training, from a config to parameters, metrics and answers on disk."""
+"""The training loop, from a config to parameters, metrics and answers on disk."""
 
 import contextlib
 import dataclasses
@@ -44,12 +44,12 @@ from train.heads.families import (
 from train.multihost.hosts import (
     assert_all_hosts,
     broadcast_from_coordinator,
+    global_batch,
     is_coordinator,
     local_rows,
-    place,
+    made_progress,
     several,
 )
-from train.multihost.watchdog import Progress, unwatched
 from train.pretrained import check_model, fit_vocabulary, pretrained_params
 from train.reporting.metrics_writer import MetricWriter
 from train.reporting.progress import CompileTimes, IntervalLog, StepProfile, StopSignal
@@ -80,38 +80,42 @@ class RunInterruptedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """What a finished run leaves in memory; all of it is on disk too."""
+    """A finished run; all of it is on disk too."""
 
     run_dir: AnyPath
     state: TrainState
     results: dict[str, SetResult]
 
 
-def run(
-    config: TrainConfig, run_dir: AnyPath, progress: Progress = unwatched
-) -> RunResult:
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """What a run trains with, and what it writes to."""
+
+    task: Task
+    inputs: Inputs
+    run_dir: AnyPath
+    evaluator: Evaluator
+    checkpointer: Checkpointer
+    writer: MetricWriter
+
+
+def run(config: TrainConfig, run_dir: AnyPath) -> RunResult:
     """Trains, evaluates and writes one run.
 
     Args:
         config: of the run.
         run_dir: where to write.
-        progress: told of every step, save and evaluation batch.
 
     Raises:
         ConfigError: the config does not fit the machine, the data or the old run.
         NonFiniteError: training diverged.
         RunInterruptedError: a signal stopped it; `--resume` continues.
     """
-    # ------------------------------------------------------------ devices and mesh
     validate(config, jax.device_count())
     sizes = mesh_shape(config.mesh, jax.device_count())
     mesh = make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"])
-
-    # ------------------------------------------------------------ folder
-    old = broadcast_from_coordinator(lambda: _found_out_before(run_dir, config))
-
-    # ------------------------------------------------------------ text, model
-    task, inputs = _prepare(config, mesh, old, progress)
+    old = broadcast_from_coordinator(lambda: _resolved_before(run_dir, config))
+    task, inputs = _prepare(config, mesh, old)
     broadcast_from_coordinator(
         lambda: _open_folder(run_dir, config, task.model, inputs.scale)
     )
@@ -120,41 +124,23 @@ def run(
         f"{run_dir} is not the folder that host 0 writes to: name one on storage that "
         "all hosts share, with --run-dir.",
     )
-
-    # ------------------------------------------------------------ state
+    texts = inputs.splits.evaluation
+    evaluator = Evaluator(task, inputs.tokenizer, inputs.evaluation, texts)
     with Checkpointer(run_dir, keep=config.keep_checkpoints) as checkpointer:
         state = _first_state(checkpointer, task, run_dir)
-        checkpointer.prepare(state)
-        progress("making the parameters")
+        made_progress()
         _log_start(state, task, inputs)
-
-        # -------------------------------------------------------- loop
-        evaluator = Evaluator(
-            task,
-            inputs.tokenizer,
-            inputs.evaluation,
-            inputs.splits.evaluation,
-            progress,
-        )
         writer = MetricWriter(run_dir, start_step=int(state.step))
-        try:
-            state = _train(
-                state, task, inputs, evaluator, checkpointer, writer, run_dir, progress
-            )
-            writer.flush()
-            checkpointer.save(state, config_dict(config))
+        parts = _Parts(task, inputs, run_dir, evaluator, checkpointer, writer)
+        with contextlib.closing(writer):
+            state = _train(state, parts)
+            _save(state, parts)
             results = evaluator(state.params)
             for name, result in results.items():
                 writer.write(config.steps, f"final/{name}", result.metrics)
-        finally:
-            writer.close()
     if is_coordinator():
-        write_predictions(
-            run_dir,
-            results,
-            inputs.splits.evaluation,
-            paper_compat=config.evaluation.paper_compat,
-        )
+        compat = config.evaluation.paper_compat
+        write_predictions(run_dir, results, texts, paper_compat=compat)
     return RunResult(run_dir, state, results)
 
 
@@ -162,9 +148,8 @@ def _prepare(
     config: TrainConfig,
     mesh: Mesh,
     old: dict[str, Any] | None,
-    progress: Progress,
 ) -> tuple[Task, Inputs]:
-    """The model and its text, fitted to one another, or as the old run had them."""
+    """The model and the data, matched to each other or as the resumed run had them."""
     if old is None:
         check_model(config)
     tokenizer = open_tokenizer(
@@ -183,9 +168,11 @@ def _prepare(
         tensor = tensor_size(mesh)
         model = fit_vocabulary(config.model, len(tokenizer), tensor, grow=grow)
         model = with_head(with_tokenizer(model, tokenizer), config.head)
-    check_layout(model, mesh, resume=config.resume)  # before the data, which take long
+    check_layout(
+        model, mesh, resume=config.resume
+    )  # before the data, which take longer
     inputs = load_inputs(config, model, tokenizer, scale)
-    progress("reading the data")
+    made_progress()
     vocab = make_vocab(config, model, inputs)
     return make_task(config, model, vocab, mesh, inputs.scale), inputs
 
@@ -193,7 +180,7 @@ def _prepare(
 def _first_state(
     checkpointer: Checkpointer, task: Task, run_dir: AnyPath
 ) -> TrainState:
-    """The newest checkpoint's on `--resume`, else one that has not been trained."""
+    """The newest checkpoint's state on `--resume`, else the initial one."""
     resume = task.config.resume
     if resume:
         abstract = abstract_state(task)
@@ -209,20 +196,11 @@ def _first_state(
     return state
 
 
-def _train(
-    state: TrainState,
-    task: Task,
-    inputs: Inputs,
-    evaluator: Evaluator,
-    checkpointer: Checkpointer,
-    writer: MetricWriter,
-    run_dir: AnyPath,
-    progress: Progress,
-) -> TrainState:
-    config = task.config
+def _train(state: TrainState, parts: _Parts) -> TrainState:
+    config, inputs = parts.task.config, parts.inputs
     first = int(state.step)
-    train_step = compile_train_step(task)
-    sharding, batch_size = batch_sharding(task.mesh), config.data.batch_size
+    train_step = compile_train_step(parts.task)
+    sharding, batch_size = batch_sharding(parts.task.mesh), config.data.batch_size
     rows = local_rows(sharding, batch_size)
     batches = train_batches(
         inputs.train,
@@ -232,31 +210,30 @@ def _train(
         buckets=inputs.buckets,
         rows=rows,
     )
-    log = IntervalLog(state.params, first, config.steps, writer, progress)
-    compiling, profile = CompileTimes(log), StepProfile(config.profile_at, run_dir)
+    log = IntervalLog(state.params, first, config.steps, parts.writer)
+    profile = StepProfile(config.profile_at, parts.run_dir)
+    compiling = CompileTimes(log)
     with StopSignal() as stop, log, contextlib.closing(batches), profile:
         for step in range(first + 1, config.steps + 1):
             host_batch = next(batches)
-            batch = place(host_batch, sharding, rows, batch_size)
+            batch = global_batch(host_batch, sharding, batch_size)
             profile.before(step, state)
             with compiling.first_of(batch):
                 state, metrics = train_step(state, batch)
             tokens = inputs.train.count_tokens(host_batch) * batch_size / len(rows)
             log.add(step, tokens, metrics)
-            progress(f"step {step}")
-            checkpointer.check()
+            made_progress()
+            parts.checkpointer.check()
             stopping = stop.wanted(step)
             save = _due(step, config.checkpoint_every) or stopping
             evaluate = _due(step, config.evaluation.every) and step < config.steps
             if save or evaluate or _due(step, config.log_every) or step == config.steps:
                 log.flush()  # raises before a state that is not finite could be saved
             if evaluate:
-                state = _evaluate(step, state, task, evaluator, writer)
+                state = _evaluate(step, state, parts)
                 log.restart_clock()
             if save:
-                writer.flush()  # a resumed run takes the rows before it from there
-                checkpointer.save(state, config_dict(config))
-                progress(f"saving step {step}")
+                _save(state, parts)
             if stopping:
                 raise RunInterruptedError(
                     f"stopped at step {step}; --resume continues there.", stop.signal
@@ -264,21 +241,21 @@ def _train(
     return state
 
 
+def _save(state: TrainState, parts: _Parts) -> None:
+    parts.writer.flush()  # a resumed run takes the rows before this step from there
+    parts.checkpointer.save(state, config_dict(parts.task.config))
+    made_progress()
+
+
 def _due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
-def _evaluate(
-    step: int,
-    state: TrainState,
-    task: Task,
-    evaluator: Evaluator,
-    writer: MetricWriter,
-) -> TrainState:
-    """Writes the metrics of every set; under `plateau` follows the first set's loss."""
-    results = evaluator(state.params)
+def _evaluate(step: int, state: TrainState, parts: _Parts) -> TrainState:
+    """Writes every set's metrics; `plateau` follows the first set's loss."""
+    results, task = parts.evaluator(state.params), parts.task
     for name, result in results.items():
-        writer.write(step, f"evaluation/{name}", result.metrics)
+        parts.writer.write(step, f"evaluation/{name}", result.metrics)
         logger.info("step %d, %s: %s", step, name, brief(result.metrics))
     if task.config.optimizer.schedule != "plateau" or not results:
         return state
@@ -287,9 +264,9 @@ def _evaluate(
     return dataclasses.replace(state, plateau=plateau)
 
 
-def _found_out_before(run_dir: AnyPath, config: TrainConfig) -> dict[str, Any] | None:
-    """Of the run to resume: its model, whose vocabulary was fitted to the mesh it had
-    then, and its scale, which was fitted to its rows."""
+def _resolved_before(run_dir: AnyPath, config: TrainConfig) -> dict[str, Any] | None:
+    """What a run to resume had resolved: its model, whose vocabulary was padded for the
+    mesh of that time, and its scale, fitted to its rows."""
     with storage_errors(run_dir):
         old = (run_dir / CONFIG_FILE).exists() or has_checkpoint(run_dir)
         if not (config.resume and old):

@@ -1,9 +1,9 @@
-"""Draws the two figures of docs/losses.md, from the losses themselves.
+"""Draws the two figures of docs/losses.md by evaluating the losses.
 
     python docs/figures/plot_losses.py [FOLDER]
 
 It needs matplotlib (extra ``plots``) and writes losses_by_prediction.png and
-losses_simplex.png to FOLDER, by default the one that this file is in.
+losses_simplex.png to FOLDER, by default the folder of this file.
 """
 
 import io
@@ -15,22 +15,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntl_jax import losses
-from ntl_jax.losses import baselines as baselines
-from ntl_jax.losses import distances
+from ntl_jax.losses import baselines, distances
 from ntl_jax.numbers.vocab import NumberVocab
 
 DIGITS = 10
 LABEL = 4
-# A language model has other tokens too. Here none has any probability.
+# A language model has other tokens too; here they have probability 0.
 VOCAB = NumberVocab.from_mapping(
     {str(d): d for d in range(DIGITS)} | {"a": DIGITS}, vocab_size=DIGITS + 1
 )
 CORNERS = (3, LABEL, 5)  # the digits of the second figure
 OFFSET = 10.0  # added to all logits of its last panel
 RESOLUTION = 80  # steps along a side of its triangles
-BOUND = 5.0  # of its colours; cross-entropy goes to infinity
+BOUND = 5.0  # upper end of its colour scale; cross-entropy is unbounded
 
-BASELINE, NTL, RIVAL = "#555555", "#0b6e99", "#b5541c"
+CROSS_ENTROPY, NTL, OTHER_PAPERS = "#555555", "#0b6e99", "#b5541c"
 
 
 class Panel(NamedTuple):
@@ -38,9 +37,9 @@ class Panel(NamedTuple):
 
     Attributes:
         title: its name and options.
-        unit: what its values are in.
-        values: one for each prediction.
-        colour: of its family.
+        unit: of its values.
+        values: one per prediction.
+        colour: of its kind of loss.
     """
 
     title: str
@@ -50,12 +49,12 @@ class Panel(NamedTuple):
 
 
 class Triangle(NamedTuple):
-    """A loss over all shares of three digits.
+    """A loss over all distributions on three digits.
 
     Attributes:
         title: its name.
-        unit: what its values are in.
-        values: [N], one for each point of `simplex`.
+        unit: of its values.
+        values: [N], one per point of `simplex`.
     """
 
     title: str
@@ -64,7 +63,7 @@ class Triangle(NamedTuple):
 
 
 def by_prediction() -> list[Panel]:
-    """Every loss of label 4, for a model that bets on 0, 1, ... 9.
+    """Every loss for label 4 and a model that bets on 0, 1, ... 9.
 
     The digit that is bet on has logit 5, the others 0.01, as in Figure 1b of Regress,
     Don't Guess.
@@ -86,7 +85,7 @@ def by_prediction() -> list[Panel]:
     cdf = of(losses.ntl_was_cdf, target=target)
     gce = of(losses.gaussian_cross_entropy, sigma=1.0)
     return [
-        Panel("CE", "nats", ce, BASELINE),
+        Panel("CE", "nats", ce, CROSS_ENTROPY),
         Panel("NTL-WAS", "digits", of(losses.ntl_was), NTL),
         Panel(
             "NTL-WAS, squashed, s = 3",
@@ -104,15 +103,15 @@ def by_prediction() -> list[Panel]:
         Panel("NTL-MAE", "digits", of(losses.ntl_mae), NTL),
         Panel(r"NTL-Huber, $\delta$ = 1", "digits²", of(losses.ntl_huber), NTL),
         Panel(r"NTL-WAS to a Gaussian, $\sigma$ = 1", "digits", cdf, NTL),
-        Panel(r"GCE, $\sigma$ = 1", "nats", gce, RIVAL),
-        Panel(r"DIST2, $\tau$ = 1", "nats", of(baselines.dist2), RIVAL),
-        Panel("SMMD", "no unit", of(baselines.smmd), RIVAL),
-        Panel("DEL", "no unit", alone(baselines.digit_entropy), RIVAL),
+        Panel(r"GCE, $\sigma$ = 1", "nats", gce, OTHER_PAPERS),
+        Panel(r"DIST2, $\tau$ = 1", "nats", of(baselines.dist2), OTHER_PAPERS),
+        Panel("SMMD", "no unit", of(baselines.smmd), OTHER_PAPERS),
+        Panel("DEL", "no unit", alone(baselines.digit_entropy), OTHER_PAPERS),
     ]
 
 
 def simplex() -> tuple[np.ndarray, np.ndarray]:
-    """(p3, p5) [N] each: all shares of 3 and 5 on a grid, the rest of it on 4."""
+    """(p3, p5), [N] each: probabilities of 3 and 5 on a grid; 4 has the remainder."""
     steps = np.arange(RESOLUTION + 1)
     first, last = np.meshgrid(steps, steps)
     inside = first + last <= RESOLUTION
@@ -120,11 +119,11 @@ def simplex() -> tuple[np.ndarray, np.ndarray]:
 
 
 def over_simplex(p3: np.ndarray, p5: np.ndarray) -> list[Triangle]:
-    """Losses of label 4 where 3, 4 and 5 share all probability.
+    """Losses for label 4 where 3, 4 and 5 have all the probability.
 
     Args:
-        p3: the share of 3 [N].
-        p5: the share of 5 [N].
+        p3: the probability of 3, [N].
+        p5: the probability of 5, [N].
 
     Returns:
         A `Triangle` for each of six losses.

@@ -1,7 +1,7 @@
-"""Losses that know what number tokens are worth.
+"""Losses that take the values of number tokens into account.
 
-To use one in a project of your own, build a `NumberVocab` once, on the host, and add
-the loss to what you minimise:
+To use one in your own project, build a `NumberVocab` once, on the host, and add the
+loss to your objective:
 
 >>> import jax, jax.numpy as jnp
 >>> from ntl_jax import NumberVocab
@@ -16,20 +16,21 @@ the loss to what you minimise:
 >>> print(f"{loss:.3f}", grads.shape)  # log 12 + 0.3 * 2.5
 3.235 (1, 3, 12)
 
-With a Hugging Face tokenizer it is ``NumberVocab.from_tokenizer(tokenizer,
-vocab_size=...)``, where vocab_size is the number of columns of the model's logits; and
-``vocab.coverage(tokenizer, texts)`` tells how many of your digits the losses will see.
+With a Hugging Face tokenizer, use ``NumberVocab.from_tokenizer(tokenizer,
+vocab_size=...)``, where vocab_size is the number of columns of the model's logits.
+``vocab.coverage(tokenizer, texts)`` is the share of your digits that the losses will
+see.
 
-Every loss takes any leading shape and any floating dtype, works in float32, is exactly
-0 in value and gradient where the label is no number, is ignored or has weight 0, and
-runs under ``jit``, ``vmap``, ``grad`` and ``shard_map`` with one trace whatever the
-labels hold. Logits and labels are those of the same position: a decoder-only model
-shifts first, with `shift_labels`.
+Every loss accepts any leading shape and any floating dtype, computes in float32, and
+runs under ``jit``, ``vmap``, ``grad`` and ``shard_map``, traced once whatever the
+labels contain. Value and gradient are exactly 0 where the label is ignored, has weight
+0 or, for the number losses, is not a number. Logits and labels belong to the same
+position: for a decoder-only model, shift the labels first with `shift_labels`.
 
-To combine several at the cost of one softmax, read `NumberStats` off the logits once
-and give them to an `Objective`.
+To combine several losses at the cost of one softmax, compute `NumberStats` from the
+logits once and pass them to an `Objective`.
 
-Losses that compete with these, from other papers, are in `ntl_jax.losses.baselines`.
+`ntl_jax.losses.baselines` has losses from other papers to compare with.
 """
 
 from ntl_jax.losses import distances as distances

@@ -15,7 +15,7 @@ from ntl_jax.sharding.auto_axes import on_auto_axes
 _LARGEST_LSE = 1e15  # its square, times any vocabulary, is a finite float32
 
 
-@on_auto_axes
+@on_auto_axes(labels=1)
 def cross_entropy(
     logits: Float[Array, "*B V"],
     labels: Int[Array, "*B"],
@@ -66,7 +66,7 @@ def cross_entropy(
     return reduce_tokens(value, weight, reduction)
 
 
-@on_auto_axes
+@on_auto_axes(labels=1)
 def cross_entropy_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],

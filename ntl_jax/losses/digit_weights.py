@@ -16,7 +16,7 @@ Form = Literal["geometric", "linear"]
 _HEAVIEST = 1e18  # of a digit; with it, sums over a batch are still finite
 
 
-@on_auto_axes
+@on_auto_axes(labels=0)
 def digit_weights(
     labels: Int[Array, "*B T"],
     vocab: NumberVocab,

@@ -112,7 +112,7 @@ def ntl_dot_product(
     )
 
 
-@on_auto_axes
+@on_auto_axes(labels=1)
 def ntl_dot_product_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],
@@ -270,7 +270,6 @@ def ntl_huber(
     return ntl_dot_product(logits, labels, vocab, penalty=penalty, **options)
 
 
-@on_auto_axes
 def ntl_mse_from_stats(
     stats: NumberStats, labels: Int[Array, "*B"], vocab: NumberVocab, **options
 ) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
@@ -292,7 +291,6 @@ def ntl_mse_from_stats(
     return ntl_dot_product_from_stats(stats, labels, vocab, penalty=squared, **options)
 
 
-@on_auto_axes
 def ntl_mae_from_stats(
     stats: NumberStats, labels: Int[Array, "*B"], vocab: NumberVocab, **options
 ) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
@@ -314,7 +312,6 @@ def ntl_mae_from_stats(
     return ntl_dot_product_from_stats(stats, labels, vocab, penalty=absolute, **options)
 
 
-@on_auto_axes
 def ntl_huber_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],

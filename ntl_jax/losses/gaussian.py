@@ -145,7 +145,7 @@ def gaussian_cross_entropy(
     )
 
 
-@on_auto_axes
+@on_auto_axes(labels=1)
 def gaussian_cross_entropy_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],

@@ -105,7 +105,7 @@ def number_level_loss(
     )
 
 
-@on_auto_axes
+@on_auto_axes(labels=1)
 def number_level_loss_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B T"],

@@ -1,6 +1,7 @@
 """Objective: the weighted sum of losses that a model is trained on."""
 
 import dataclasses
+import functools
 import math
 from typing import Literal
 
@@ -9,38 +10,41 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int
 
+from ntl_jax.losses.baselines import raft_cross_entropy_weights
 from ntl_jax.losses.checks import check_segments, check_vocab, scalar
 from ntl_jax.losses.digit_weights import digit_weights
 from ntl_jax.losses.reduction import Term, sum_each
 from ntl_jax.losses.softmax import Support
 from ntl_jax.losses.stats import NumberStats, check_stats
 from ntl_jax.losses.targets import token_weights
-from ntl_jax.losses.terms import BY_PLACE, OVER_ALL, TERMS, zero_stats
+from ntl_jax.losses.terms import Coefficients, LossTerm, terms_of, zero_stats
 from ntl_jax.numbers.vocab import NumberVocab
 from ntl_jax.sharding.auto_axes import on_auto_axes
 
-_TERMS = tuple(TERMS)
-_PARAMETERS = ("sigma", "squash", "distance", "huber_delta", "tau", "place_base")
-_LEAVES = _TERMS + _PARAMETERS
 _NUMBERS = (int, float, np.integer, np.floating)
+_LEAF = {"leaf": True}  # marks the parameters that a sweep may map over
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective:
+class Objective(Coefficients):
     """What to minimise: sum_i c_i (sum of loss i) / (count of loss i).
 
-    A coefficient of None leaves its loss out, at no cost. The others are pytree leaves:
-    numbers or scalar arrays, so that ``vmap`` runs a sweep over them, where 0 switches
-    a loss off. So are the parameters of the losses; the options are static.
+    The losses are the fields of `ntl_jax.losses.terms.Coefficients`. A coefficient of
+    None leaves its loss out, at no cost. The others are pytree leaves: numbers or
+    scalar arrays, so that ``vmap`` runs a sweep over them, where 0 switches a loss off.
+    So are the parameters of the losses; the options are static.
 
     Cross-entropy and its Gaussian form are averaged over the labels that are not
-    ignored, the number losses over what they look at: labels that are numbers (as
-    ntloss and the paper's algorithm do), whole numbers, scores or rows, all weighted.
+    ignored, the number losses over what they apply to: number labels (as in ntloss and
+    the paper's algorithm), whole numbers, scores or rows, all weighted.
+
+    A frozen dataclass that inherits from it may add losses of its own, each a field
+    ``name: float | None = term(...)``; see `ntl_jax.losses.terms.term`.
 
     Raises:
-        ValueError: for no loss at all, an option out of its range, a coefficient that
-            is a number below 0 or not finite, or a squash beside a distance. An array
-            is not read: it may be traced.
+        ValueError: without any loss, for an option out of its range, a coefficient
+            that is a number below 0 or not finite, or both a squash and a distance.
+            Arrays are not checked: they may be traced.
 
     >>> digits = {str(i): i for i in range(10)} | {"a": 10}
     >>> vocab = NumberVocab.from_mapping(digits, vocab_size=11)
@@ -57,66 +61,48 @@ class Objective:
     Source: Regress, Don't Guess (ICML 2025), equation L = L_CE + lambda L_NTL.
     """
 
-    ce: float | None = 1.0
-    """Cross-entropy."""
-    gce: float | None = None
-    """Gaussian cross-entropy, which takes the place of cross-entropy."""
-    was: float | None = 0.3
-    """NTL-WAS; 0.3 is the paper's lambda."""
-    cdf: float | None = None
-    """NTL-WAS by cumulative sums, for any target; see ``cdf_target``."""
-    mse: float | None = None
-    """NTL-MSE."""
-    mae: float | None = None
-    """NTL-MAE."""
-    huber: float | None = None
-    """NTL-Huber."""
-    dist2: float | None = None
-    """DIST2Loss."""
-    smmd: float | None = None
-    """SMMD."""
-    number_level: float | None = None
-    """The error of whole numbers, signs and decimals included."""
-    digit_entropy: float | None = None
-    """DEL, the digit entropy loss."""
-    ntil: float | None = None
-    """NTIL, without the scale that `ntil_total` gives it."""
-    raft: float | None = None
-    """RAFT: the squared error of one score a row, which cross-entropy then leaves."""
-    sigma: float | Float32[Array, ""] = 0.5
+    sigma: float | Float32[Array, ""] = dataclasses.field(default=0.5, metadata=_LEAF)
     """Width of the Gaussian targets of ``gce`` and ``cdf`` [number value]."""
-    squash: float | Float32[Array, ""] | None = None
+    squash: float | Float32[Array, ""] | None = dataclasses.field(
+        default=None, metadata=_LEAF
+    )
     """Factor of `distances.squashed`, for ``was``."""
-    distance: Float32[Array, "K K"] | None = None
+    distance: Float32[Array, "K K"] | None = dataclasses.field(
+        default=None, metadata=_LEAF
+    )
     """Cost matrix of ``was``, such as those of `ntl_jax.losses.distances`."""
-    huber_delta: float | Float32[Array, ""] = 1.0
-    """Where NTL-Huber turns from square to straight [number value]."""
-    tau: float | Float32[Array, ""] = 1.0
+    huber_delta: float | Float32[Array, ""] = dataclasses.field(
+        default=1.0, metadata=_LEAF
+    )
+    """Where NTL-Huber turns from quadratic to linear [number value]."""
+    tau: float | Float32[Array, ""] = dataclasses.field(default=1.0, metadata=_LEAF)
     """Temperature of DIST2Loss."""
-    place_base: float | Float32[Array, ""] | None = None
-    """Weighs digits by base^(digits to the right), in the losses on single tokens."""
+    place_base: float | Float32[Array, ""] | None = dataclasses.field(
+        default=None, metadata=_LEAF
+    )
+    """Weighs digits by base^(digits to the right), in the losses over tokens."""
     reweigh: bool = False
-    """Charge NTL-WAS, its CDF form and NTL on the expected value for probability that
-    is not on numbers."""
+    """Penalise probability off the number tokens: NTL-WAS, its CDF form and NTL on the
+    expected value."""
     support: Support = "numbers"
     """The softmax of the number losses: over the numbers, or over all tokens."""
     denominator: Literal["numbers", "all"] = "numbers"
-    """What a number loss is averaged over: what it looks at, or all labels (the paper's
-    1/N)."""
+    """What a number loss is averaged over: what it applies to, or all labels (the
+    paper's 1/N)."""
     cdf_target: Literal["label", "gaussian"] = "label"
     """What ``cdf`` is the distance to: the label, or the soft target of ``gce``."""
     log_space: bool = False
     """``number_level``: compare logarithms."""
     ntil_digits: Literal["straight_through", "expected"] = "straight_through"
-    """``ntil``: numbers from the likeliest digits, as released, or the expected."""
+    """``ntil``: numbers from the most likely digits, as released, or the expected."""
     ce_on_score: bool = False
-    """Cross-entropy trains the score of ``raft`` too."""
+    """Cross-entropy trains the score of ``raft`` as well."""
     label_smoothing: float = 0.0
     """Of the cross-entropy, over the real vocabulary."""
     z_loss: float = 0.0
     """Adds z_loss * lse^2 to the cross-entropy."""
     ignore_index: int = -100
-    """The label that counts nothing."""
+    """The label of ignored positions."""
 
     def __post_init__(self) -> None:
         if self.denominator not in ("numbers", "all"):
@@ -132,7 +118,7 @@ class Objective:
                 f"cdf_target must be 'label' or 'gaussian', not {self.cdf_target!r}."
             )
         if self.squash is not None and self.distance is not None:
-            raise ValueError("give was a squash or a distance, not both.")
+            raise ValueError("give was either squash or distance, not both.")
         for name in self.names:
             value = getattr(self, name)
             if isinstance(value, _NUMBERS) and not 0 <= value < math.inf:
@@ -141,16 +127,24 @@ class Objective:
                     f"not {value}."
                 )
         if not self.names:
-            raise ValueError(
-                f"an Objective needs a coefficient for one of {', '.join(_TERMS)}."
-            )
+            terms = ", ".join(terms_of(type(self)))
+            raise ValueError(f"an Objective needs a coefficient for one of {terms}.")
+
+    def __init_subclass__(cls) -> None:
+        _register(cls)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The losses that are present, in a fixed order."""
-        return tuple(name for name in _TERMS if getattr(self, name) is not None)
+        names = terms_of(type(self))
+        return tuple(name for name in names if getattr(self, name) is not None)
 
-    @on_auto_axes
+    @property
+    def _present(self) -> dict[str, LossTerm]:
+        terms = terms_of(type(self))
+        return {name: terms[name] for name in self.names}
+
+    @on_auto_axes(labels=2)
     def __call__(
         self,
         stats: NumberStats,
@@ -174,14 +168,16 @@ class Objective:
             and micro-batches before `total` divides.
 
         Raises:
-            TypeError, ValueError: for what is no NumberStats, NumberVocab or segments
-                of these labels; and as the losses that are present do.
+            TypeError, ValueError: if stats, vocab or segment_ids are of another type or
+                do not fit the labels; and as the present losses do.
         """
         check_stats(stats, jnp.shape(labels))
         check_vocab(vocab)
         check_segments(segment_ids, labels)
         losses = self._losses(stats, labels, vocab, weights, segment_ids)
-        kinds = {name: self._denominator_of(name) for name in losses}
+        kinds = {
+            name: self._denominator_of(name, t) for name, t in self._present.items()
+        }
         arrays = {name: value * weight for name, (value, weight) in losses.items()}
         arrays |= {kinds[name]: weight for name, (_, weight) in losses.items()}
         if "every label" in arrays and self.denominator == "all":
@@ -197,7 +193,7 @@ class Objective:
         weights: Float[Array, "*B"] | Bool[Array, "*B"] | None = None,
         segment_ids: Int[Array, "*B"] | None = None,
     ) -> dict[str, Float32[Array, ""]]:
-        """What each loss is divided by, which labels and weights alone decide.
+        """What each loss is divided by, from labels and weights alone.
 
         Args:
             labels: token ids [*B].
@@ -224,22 +220,22 @@ class Objective:
         """The objective itself: sum_i c_i sum_i / count_i.
 
         Args:
-            terms: what the call returned, possibly of one micro-batch.
-            counts: the counts of the whole step, where ``terms`` are of a part of it:
-                the totals of the parts then add up to that of the whole.
+            terms: the result of a call, possibly for one micro-batch.
+            counts: the counts of the whole step if ``terms`` are of a part of it: the
+                totals of the parts then add up to that of the whole.
 
         Returns:
             A float32 scalar; a loss whose count is 0 adds 0.
 
         Raises:
             ValueError: for a loss without a term or count, and for a coefficient that
-                is no scalar.
+                is not a scalar.
         """
-        for given in (terms, terms if counts is None else counts):
-            missing = [name for name in self.names if name not in given]
+        for sums in (terms, terms if counts is None else counts):
+            missing = [name for name in self.names if name not in sums]
             if missing:
                 raise ValueError(
-                    f"{', '.join(missing)} missing among {', '.join(given) or 'none'}: "
+                    f"{', '.join(missing)} missing among {', '.join(sums) or 'none'}: "
                     "terms and counts must come from this objective, or one with the "
                     "same losses."
                 )
@@ -251,27 +247,38 @@ class Objective:
             total += scalar(name, getattr(self, name)) * term.mean
         return total
 
-    def _denominator_of(self, name: str) -> str:
-        """Names the weights that a loss is averaged over; many share theirs."""
-        if name in OVER_ALL:
+    def _denominator_of(self, name: str, term: LossTerm) -> str:
+        """Names the weights that a loss is averaged over; several losses share them."""
+        if term.over == "labels":
             return "labels of cross-entropy"
         if self.denominator == "all":
             return "every label"
-        return "numbers" if name in BY_PLACE else f"weight of {name}"
+        return "number tokens" if term.over == "tokens" else f"weight of {name}"
 
     def _losses(self, stats, labels, vocab, weights, segment_ids):
         """{name: (value, weight)} of the losses that are present."""
-        common = {"segment_ids": segment_ids, "ignore_index": self.ignore_index}
-        by_place = self._by_place(labels, vocab, weights, segment_ids)
-        losses = {}
-        for name in self.names:
-            w = by_place if name in BY_PLACE else weights
-            losses[name] = TERMS[name](self, stats, labels, vocab, weights=w, **common)
-        return losses
+        weights_of = {
+            "tokens": self._by_place(labels, vocab, weights, segment_ids),
+            "labels": self._without_score(labels, vocab, weights),
+        }
+        return {
+            name: term(
+                self,
+                stats,
+                labels,
+                vocab,
+                weights=weights_of.get(term.over, weights),
+                segment_ids=segment_ids,
+            )
+            for name, term in self._present.items()
+        }
+
+    def _any_over(self, over: str) -> bool:
+        return any(term.over == over for term in self._present.values())
 
     def _by_place(self, labels, vocab, weights, segment_ids):
-        """The weights of digits, larger the more digits follow."""
-        if self.place_base is None or not set(self.names) & set(BY_PLACE):
+        """The weights of digits, which grow with the number of digits that follow."""
+        if self.place_base is None or not self._any_over("tokens"):
             return weights
         by_place = digit_weights(
             labels,
@@ -284,30 +291,46 @@ class Objective:
             return by_place
         return by_place * jnp.asarray(weights).astype(jnp.float32)
 
-
-_OPTIONS = tuple(f.name for f in dataclasses.fields(Objective) if f.name not in _LEAVES)
-
-
-def _flatten(objective: Objective):
-    leaves = tuple(getattr(objective, name) for name in _LEAVES)
-    return leaves, tuple(getattr(objective, name) for name in _OPTIONS)
-
-
-def _flatten_with_keys(objective: Objective):
-    leaves, options = _flatten(objective)
-    keys = (jax.tree_util.GetAttrKey(name) for name in _LEAVES)
-    return tuple(zip(keys, leaves, strict=True)), options
+    def _without_score(self, labels, vocab, weights):
+        """RAFT takes the score out of cross-entropy; every other loss leaves it."""
+        if self.raft is None or self.ce_on_score or not self._any_over("labels"):
+            return weights
+        return raft_cross_entropy_weights(
+            labels, vocab, weights=weights, ignore_index=self.ignore_index
+        )
 
 
-def _unflatten(options, leaves) -> Objective:
-    # Past __init__ and its checks: leaves may be tracers, or JAX's own placeholders.
-    objective = object.__new__(Objective)
-    pairs = zip(_LEAVES + _OPTIONS, (*leaves, *options), strict=True)
-    for name, value in pairs:
-        object.__setattr__(objective, name, value)
-    return objective
+@functools.cache
+def _leaves_and_options(cls: type[Objective]) -> tuple[tuple[str, ...], ...]:
+    """The names of the fields that are pytree leaves, and of those that are static."""
+    fields = dataclasses.fields(cls)
+    parameters = tuple(f.name for f in fields if "leaf" in f.metadata)
+    leaves = (*terms_of(cls), *parameters)
+    return leaves, tuple(f.name for f in fields if f.name not in leaves)
 
 
-jax.tree_util.register_pytree_with_keys(
-    Objective, _flatten_with_keys, _unflatten, _flatten
-)
+def _register(cls: type[Objective]) -> None:
+    def flatten(objective: Objective):
+        leaves, options = _leaves_and_options(cls)
+        return (
+            tuple(getattr(objective, name) for name in leaves),
+            tuple(getattr(objective, name) for name in options),
+        )
+
+    def flatten_with_keys(objective: Objective):
+        keys = (jax.tree_util.GetAttrKey(name) for name in _leaves_and_options(cls)[0])
+        leaves, options = flatten(objective)
+        return tuple(zip(keys, leaves, strict=True)), options
+
+    def unflatten(options, leaves) -> Objective:
+        # Past __init__ and its checks: leaves may be tracers, or JAX's placeholders.
+        objective = object.__new__(cls)
+        names = sum(_leaves_and_options(cls), ())
+        for name, value in zip(names, (*leaves, *options), strict=True):
+            object.__setattr__(objective, name, value)
+        return objective
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+
+
+_register(Objective)

@@ -10,7 +10,7 @@ from ntl_jax.numbers.vocab import NumberVocab
 from ntl_jax.sharding.auto_axes import on_auto_axes
 
 
-@on_auto_axes
+@on_auto_axes(labels=2)
 def on_logits(
     loss_from_stats: Callable[..., tuple[Array, Array]],
     logits: Float[Array, "*B V"],

@@ -97,7 +97,7 @@ def ntl_optimal_transport(
     )
 
 
-@on_auto_axes
+@on_auto_axes(labels=1)
 def ntl_optimal_transport_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],

@@ -9,7 +9,7 @@ from ntl_jax.numbers.vocab import NumberVocab
 from ntl_jax.sharding.auto_axes import on_auto_axes
 
 
-@on_auto_axes
+@on_auto_axes(labels=None)
 def predict_numbers(
     logits: Float[Array, "*B V"], vocab: NumberVocab
 ) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:
@@ -41,7 +41,7 @@ def predict_numbers(
     return predict_numbers_from_stats(stats_from_logits(logits, labels, vocab), vocab)
 
 
-@on_auto_axes
+@on_auto_axes(labels=None)
 def predict_numbers_from_stats(
     stats: NumberStats, vocab: NumberVocab
 ) -> tuple[Float32[Array, "*B"], Float32[Array, "*B"]]:

@@ -71,7 +71,7 @@ class NumberSpans(NamedTuple):
     negative: Bool[Array, "*B T"]
 
 
-@on_auto_axes
+@on_auto_axes(labels=0)
 def number_spans(
     labels: Int[Array, "*B T"],
     vocab: NumberVocab,

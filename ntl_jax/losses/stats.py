@@ -54,7 +54,7 @@ def check_stats(stats: NumberStats, shape: tuple[int, ...]) -> None:
         )
 
 
-@on_auto_axes
+@on_auto_axes(labels=1)
 def stats_from_logits(
     logits: Float[Array, "*B V"],
     labels: Int[Array, "*B"],
@@ -106,7 +106,6 @@ def stats_from_logits(
     return _dense_stats(vocab.vocab_size, vocab, axis_name, logits, labels)
 
 
-@on_auto_axes
 def stats_without_numbers(
     logits: Float[Array, "*B V"],
     labels: Int[Array, "*B"],
@@ -130,7 +129,6 @@ def stats_without_numbers(
     return _dense_stats(vocab_size, None, None, logits, labels)
 
 
-@on_auto_axes
 def stats_of_numbers(
     logits: Float[Array, "*B V"],
     labels: Int[Array, "*B"],

@@ -151,7 +151,7 @@ def _look_up(
     return row, value
 
 
-@on_auto_axes
+@on_auto_axes(labels=0)
 def shift_labels(
     labels: Int[Array, "*B T"], *, ignore_index: int = -100
 ) -> Int[Array, "*B T"]:

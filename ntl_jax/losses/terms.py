@@ -1,7 +1,9 @@
-"""The losses that an Objective can hold, each as a function of NumberStats."""
+"""The registry of losses: one field per loss, from which Objective and flags follow."""
 
-from collections.abc import Callable
-from typing import Any
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
@@ -11,7 +13,6 @@ from ntl_jax.losses.baselines import (
     digit_entropy_from_stats,
     dist2_from_stats,
     ntil_from_stats,
-    raft_cross_entropy_weights,
     raft_from_stats,
     smmd_from_stats,
 )
@@ -27,143 +28,153 @@ from ntl_jax.losses.stats import NumberStats
 from ntl_jax.losses.wasserstein import ntl_was_cdf_from_stats, ntl_was_from_stats
 from ntl_jax.numbers.vocab import NumberVocab
 
-# What a term is given: the options of the Objective, the stats, labels, the vocabulary,
-# and as keywords weights, ignore_index and segment_ids.
-TokenLoss = Callable[..., tuple[Float32[Array, "..."], Float32[Array, "..."]]]
+ValueAndWeight = tuple[Float32[Array, "..."], Float32[Array, "..."]]
+
+Over = Literal["labels", "tokens", "numbers", "rows"]
+"""What a loss is averaged over.
+
+``labels``: every label that is not ignored. ``tokens``: labels that are number tokens,
+which ``place_base`` may weigh. ``numbers``: whole numbers or their digits, which the
+loss finds itself. ``rows``: one value per row, so rows must not be packed.
+"""
+_COMPUTED_IN_ORDER = ("labels", "tokens", "numbers", "rows")
 
 
-def _over_all_tokens(options: Any, labels, vocab: NumberVocab, weights):
-    """RAFT takes the score out of cross-entropy; every other loss leaves it alone."""
-    if options.raft is None or options.ce_on_score:
-        return weights
-    ignore_index = options.ignore_index
-    return raft_cross_entropy_weights(
-        labels, vocab, weights=weights, ignore_index=ignore_index
-    )
+@dataclasses.dataclass(frozen=True)
+class LossTerm:
+    """What an Objective knows of a loss.
+
+    Attributes:
+        loss: ``loss(stats, labels, vocab, *, weights, ignore_index, **options) ->
+            (value, weight)``, both [*B].
+        over: what it is averaged over.
+        options: the field of the Objective that each option of the loss reads.
+        segments: whether it takes ``segment_ids``, as numbers of several tokens do.
+        of_numbers: whether it looks at number tokens; all but cross-entropy do.
+    """
+
+    loss: Callable[..., ValueAndWeight]
+    over: Over
+    options: Mapping[str, str]
+    segments: bool
+    of_numbers: bool
+
+    def __call__(
+        self, objective: Any, stats, labels, vocab, *, weights, segment_ids
+    ) -> ValueAndWeight:
+        """The loss with the options that the objective holds."""
+        options = {key: getattr(objective, name) for key, name in self.options.items()}
+        if self.segments:
+            options["segment_ids"] = segment_ids
+        options["ignore_index"] = objective.ignore_index
+        return self.loss(stats, labels, vocab, weights=weights, **options)
 
 
-def _ce(options, stats, labels, vocab, *, weights, segment_ids, ignore_index):
-    del segment_ids
-    return cross_entropy_from_stats(
-        stats,
-        labels,
-        vocab,
-        weights=_over_all_tokens(options, labels, vocab, weights),
-        ignore_index=ignore_index,
-        label_smoothing=options.label_smoothing,
-        z_loss=options.z_loss,
-    )
+def term(
+    loss: Callable[..., ValueAndWeight],
+    over: Over,
+    *options: str,
+    default: float | None = None,
+    segments: bool = False,
+    of_numbers: bool = True,
+    **renamed: str,
+) -> Any:
+    """A dataclass field that holds the coefficient of a loss.
+
+    Args:
+        loss, over, segments, of_numbers: as in `LossTerm`.
+        options: options of the loss that share their name with a field of Objective.
+        default: the coefficient; None leaves the loss out.
+        renamed: the field that an option of another name reads.
+    """
+    fields = {name: name for name in options} | renamed
+    entry = LossTerm(loss, over, fields, segments, of_numbers)
+    return dataclasses.field(default=default, metadata={"term": entry})
 
 
-def _gce(options, stats, labels, vocab, *, weights, segment_ids, ignore_index):
-    del segment_ids
-    return gaussian_cross_entropy_from_stats(
-        stats,
-        labels,
-        vocab,
-        sigma=options.sigma,
-        weights=_over_all_tokens(options, labels, vocab, weights),
-        ignore_index=ignore_index,
-    )
+def _was(stats, labels, vocab, *, squash, distance, **options):
+    if squash is not None:
+        distance = distances.squashed(vocab, squash)
+    return ntl_was_from_stats(stats, labels, vocab, distance=distance, **options)
 
 
-def _was(options, stats, labels, vocab, *, segment_ids, **common):
-    del segment_ids
-    distance = options.distance
-    if options.squash is not None:
-        distance = distances.squashed(vocab, options.squash)
-    return ntl_was_from_stats(
-        stats, labels, vocab, distance=distance, **_softmax(options), **common
-    )
-
-
-def _cdf(options, stats, labels, vocab, *, segment_ids, ignore_index, **common):
-    del segment_ids
+def _cdf(stats, labels, vocab, *, cdf_target, sigma, **options):
     target = None
-    if options.cdf_target == "gaussian":
-        target = gaussian_targets(
-            labels, vocab, options.sigma, ignore_index=ignore_index
-        )
-    return ntl_was_cdf_from_stats(
-        stats,
-        labels,
-        vocab,
-        target=target,
-        ignore_index=ignore_index,
-        **_softmax(options),
-        **common,
+    if cdf_target == "gaussian":
+        ignore_index = options["ignore_index"]
+        target = gaussian_targets(labels, vocab, sigma, ignore_index=ignore_index)
+    return ntl_was_cdf_from_stats(stats, labels, vocab, target=target, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Coefficients:
+    """The registry: the coefficient of each loss, and by `term` what the loss is.
+
+    `Objective`, the flags ``--loss.name`` and their checks follow from these fields.
+    """
+
+    ce: float | None = term(
+        cross_entropy_from_stats,
+        "labels",
+        "label_smoothing",
+        "z_loss",
+        default=1.0,
+        of_numbers=False,
     )
-
-
-def _on_expected(loss: TokenLoss) -> TokenLoss:
-    def term(options, stats, labels, vocab, *, segment_ids, **common):
-        del segment_ids
-        return loss(stats, labels, vocab, **_softmax(options), **common)
-
-    return term
-
-
-def _huber(options, stats, labels, vocab, *, segment_ids, **common):
-    del segment_ids
-    return ntl_huber_from_stats(
-        stats, labels, vocab, delta=options.huber_delta, **_softmax(options), **common
+    """Cross entropy."""
+    gce: float | None = term(gaussian_cross_entropy_from_stats, "labels", "sigma")
+    """Cross entropy with Gaussian targets of numbers; in the place of ce."""
+    was: float | None = term(
+        _was, "tokens", "distance", "squash", "reweigh", "support", default=0.3
     )
-
-
-def _number_level(options, stats, labels, vocab, **common):
-    return number_level_loss_from_stats(
-        stats, labels, vocab, log_space=options.log_space, **common
+    """Number token loss, Wasserstein form (the paper's lambda is 0.3)."""
+    cdf: float | None = term(
+        _cdf, "tokens", "cdf_target", "sigma", "reweigh", "support"
     )
-
-
-def _digit_entropy(options, stats, labels, vocab, **common):
-    del options
-    return digit_entropy_from_stats(stats, labels, vocab, **common)
-
-
-def _dist2(options, stats, labels, vocab, *, segment_ids, **common):
-    del segment_ids
-    return dist2_from_stats(
-        stats, labels, vocab, tau=options.tau, support=options.support, **common
+    """Number token loss, Wasserstein form by cumulative sums; see cdf_target."""
+    mse: float | None = term(ntl_mse_from_stats, "tokens", "reweigh", "support")
+    """Number token loss, squared error of the expected value."""
+    mae: float | None = term(ntl_mae_from_stats, "tokens", "reweigh", "support")
+    """Number token loss, absolute error of the expected value."""
+    huber: float | None = term(
+        ntl_huber_from_stats, "tokens", "reweigh", "support", delta="huber_delta"
     )
+    """Number token loss, Huber error of the expected value."""
+    number_level: float | None = term(
+        number_level_loss_from_stats, "numbers", "log_space", segments=True
+    )
+    """Error of whole numbers, signs and decimals included."""
+    dist2: float | None = term(dist2_from_stats, "tokens", "tau", "support")
+    """DIST2Loss (its paper: 0.1)."""
+    smmd: float | None = term(smmd_from_stats, "tokens", "support")
+    """Smoothed maximum mean discrepancy."""
+    digit_entropy: float | None = term(
+        digit_entropy_from_stats, "numbers", segments=True
+    )
+    """DEL, the digit entropy loss."""
+    ntil: float | None = term(
+        ntil_from_stats, "rows", segments=True, digits="ntil_digits"
+    )
+    """Numerical token integrity loss."""
+    raft: float | None = term(raft_from_stats, "rows")
+    """RAFT: squared error of one score an answer, in the place of its ce."""
 
 
-def _smmd(options, stats, labels, vocab, *, segment_ids, **common):
-    del segment_ids
-    return smmd_from_stats(stats, labels, vocab, support=options.support, **common)
+@functools.cache
+def terms_of(coefficients: type[Coefficients]) -> dict[str, LossTerm]:
+    """{name: LossTerm} of each loss, those that share their weights side by side."""
+    terms = {
+        field.name: field.metadata["term"]
+        for field in dataclasses.fields(coefficients)
+        if "term" in field.metadata
+    }
+    in_order = sorted(
+        terms, key=lambda name: _COMPUTED_IN_ORDER.index(terms[name].over)
+    )
+    return {name: terms[name] for name in in_order}
 
 
-def _raft(options, stats, labels, vocab, *, segment_ids, **common):
-    del options, segment_ids
-    return raft_from_stats(stats, labels, vocab, **common)
-
-
-def _ntil(options, stats, labels, vocab, **common):
-    return ntil_from_stats(stats, labels, vocab, digits=options.ntil_digits, **common)
-
-
-def _softmax(options) -> dict:
-    return {"reweigh": options.reweigh, "support": options.support}
-
-
-# The losses over all labels come first; those that take weights by place are marked.
-OVER_ALL = {"ce": _ce, "gce": _gce}
-BY_PLACE = {
-    "was": _was,
-    "cdf": _cdf,
-    "mse": _on_expected(ntl_mse_from_stats),
-    "mae": _on_expected(ntl_mae_from_stats),
-    "huber": _huber,
-    "dist2": _dist2,
-    "smmd": _smmd,
-}
-OF_NUMBERS = {
-    "number_level": _number_level,
-    "digit_entropy": _digit_entropy,
-    "ntil": _ntil,
-    "raft": _raft,
-}
-TERMS: dict[str, Callable] = OVER_ALL | BY_PLACE | OF_NUMBERS
+TERMS = terms_of(Coefficients)
 
 
 def zero_stats(labels: Array, vocab: NumberVocab) -> NumberStats:

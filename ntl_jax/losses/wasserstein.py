@@ -82,7 +82,7 @@ def ntl_was(
     )
 
 
-@on_auto_axes
+@on_auto_axes(labels=1)
 def ntl_was_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],
@@ -207,7 +207,7 @@ def ntl_was_cdf(
     )
 
 
-@on_auto_axes
+@on_auto_axes(labels=1)
 def ntl_was_cdf_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],

@@ -1,4 +1,4 @@
-"""How good are the numbers, and the text, that a model wrote? On the host."""
+"""Scores of the numbers and the text that a model generates, on the host."""
 
 from ntl_jax.metrics.baselines import Baseline as Baseline
 from ntl_jax.metrics.baselines import trivial_baselines as trivial_baselines
@@ -23,6 +23,7 @@ from ntl_jax.metrics.distributions import number_token_scores as number_token_sc
 from ntl_jax.metrics.numeric import numeric_metrics as numeric_metrics
 from ntl_jax.metrics.numeric import pair_scores as pair_scores
 from ntl_jax.metrics.numeric import penalised_errors as penalised_errors
+from ntl_jax.metrics.numeric import rounded_accuracy as rounded_accuracy
 from ntl_jax.metrics.pairs import NumberPairs as NumberPairs
 from ntl_jax.metrics.pairs import read_labels as read_labels
 from ntl_jax.metrics.pairs import read_pairs as read_pairs

@@ -1,4 +1,4 @@
-"""What answers score that do not look at the question."""
+"""Scores of constant answers, which ignore the question."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from ntl_jax.numbers.grammar import Exact
 
 
 class Baseline(NamedTuple):
-    """One answer to all questions, and its scores (`pair_scores`)."""
+    """One answer to all questions, and its scores from `pair_scores`."""
 
     answer: float
     scores: Scores
@@ -22,14 +22,14 @@ def trivial_baselines(
     train_references: Sequence[str] | None = None,
     paper_compat: bool = False,
 ) -> dict[str, Baseline]:
-    """Scores of always answering the mean, the median or the commonest label.
+    """Scores of always answering the mean, the median or the most common label.
 
-    A model that does not beat all three in every score has learnt less than it seems.
+    A model that does not beat all three in every score has learned less than it seems.
 
     Args:
         references: N answers to evaluate on.
-        train_references: answers that the three are taken from; by default the N
-            themselves, which no constant can beat: an upper bound.
+        train_references: answers that the three are computed from; by default the N
+            themselves, which gives an upper bound on any constant.
         paper_compat: reads and compares numbers as the paper's code does.
 
     Returns:

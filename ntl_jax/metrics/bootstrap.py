@@ -1,13 +1,13 @@
-"""How sure is a score, and is one run better than another? Intervals and tests."""
+"""Confidence intervals of scores, and tests of whether one run beats another."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
+from scipy import stats
 
 Statistic = Callable[..., np.ndarray]
-"""Takes arrays [R, N] of R resamples, one an argument, and returns R scores [R]."""
+"""Takes arrays [R, N] of R resamples, one per argument, and returns R scores [R]."""
 
 _BLOCK = 1 << 22  # resampled values held at a time
 
@@ -54,18 +54,18 @@ def median(values: np.ndarray) -> np.ndarray:
 def wilson_interval(
     successes: int, n: int, *, confidence: float = 0.95
 ) -> Interval | None:
-    """Wilson's score interval of a share.
+    """Wilson's score interval of a proportion.
 
     With s = successes / n and z the normal quantile:
     (s + z^2/2n +- z sqrt(s (1 - s) / n + z^2/4n^2)) / (1 + z^2/n).
 
     Args:
-        successes: how many of n.
-        n: trials.
+        successes: the successful trials.
+        n: all trials.
         confidence: in (0, 1).
 
     Returns:
-        The share and its bounds, in [0, 1]; None without trials.
+        The proportion and its bounds, in [0, 1]; None without trials.
 
     Raises:
         ValueError: successes outside 0..n, or a confidence outside (0, 1).
@@ -82,14 +82,8 @@ def wilson_interval(
         raise ValueError(f"{successes} successes in {n} trials: give 0 to {n}.")
     if n == 0:
         return None
-    z = float(special.ndtri(0.5 + confidence / 2))
-    share = successes / n
-    centre = share + z * z / (2 * n)
-    spread = z * np.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
-    low, high = ((centre + side * spread) / (1 + z * z / n) for side in (-1, 1))
-    # At either end the bound is the share itself, but for rounding.
-    low, high = float(low) if successes else 0.0, float(high) if successes < n else 1.0
-    return Interval(share, low, high)
+    bounds = stats.binomtest(successes, n).proportion_ci(confidence, method="wilson")
+    return Interval(successes / n, float(bounds.low), float(bounds.high))
 
 
 def bootstrap_interval(
@@ -105,7 +99,7 @@ def bootstrap_interval(
         samples: arrays [N] of what the statistic needs of each example: 0 or 1 for an
             accuracy, errors, or labels and predictions.
         statistic: the score of resamples [R, N], over the last axis.
-        resamples: how many.
+        resamples: the number R of resamples.
         confidence: in (0, 1).
         seed: equal seeds give equal bounds.
 
@@ -113,7 +107,8 @@ def bootstrap_interval(
         The score of the samples and its bounds.
 
     Raises:
-        ValueError: no samples, other shapes than [N] or unequal N.
+        ValueError: no samples, other shapes than [N], unequal N, no resamples, or a
+            confidence outside (0, 1).
 
     Example:
         >>> bootstrap_interval(np.array([0.0, 1.0, 1.0, 1.0])).value
@@ -121,10 +116,8 @@ def bootstrap_interval(
 
     Source: Efron and Tibshirani, *An introduction to the bootstrap* (1993), 13.3.
     """
-    _check_confidence(confidence)
     arrays = _checked(samples)
-    scores = _resampled(arrays, statistic, resamples, seed)
-    return Interval(_score(statistic, arrays), *_bounds(scores, confidence))
+    return _percentile_interval(arrays, statistic, resamples, confidence, seed)
 
 
 def compare_runs(
@@ -139,24 +132,25 @@ def compare_runs(
     """Compares two runs on the same N examples, example by example.
 
     The interval is the percentile bootstrap of the difference, both runs resampled
-    alike; the p-value is of the permutation test that swaps the runs' examples. They
-    speak of other examples, not of other seeds of training: for these, compare the
-    scores of several seeds, or give each example's mean over them.
+    alike; the p-value is that of the permutation test that swaps the runs' examples.
+    Both account for the choice of examples, not for the training seed: for that,
+    compare the scores of several seeds, or pass each example's mean over them.
 
     Args:
         a: array [N], or a tuple of them, as `bootstrap_interval` takes: the first run.
         b: the same of the second run, on the same examples in the same order.
         statistic: the score of resamples [R, N], over the last axis.
-        resamples: how many, of each kind.
+        resamples: the number of resamples, and of random swaps.
         confidence: in (0, 1).
         seed: equal seeds give equal results.
 
     Returns:
-        score(b) - score(a), its bounds and p-value, (1 + as far or farther) /
-        (1 + resamples).
+        score(b) - score(a), its bounds and its p-value: (1 + the swaps whose difference
+        is at least as large) / (1 + resamples), or the exact share of all 2^N swaps
+        where these are no more than ``resamples``.
 
     Raises:
-        ValueError: no samples, other shapes than [N], or unequal N.
+        ValueError: as `bootstrap_interval`, and for runs of unequally many arrays.
 
     Example:
         >>> right = np.array([1.0, 0.0, 1.0, 1.0])
@@ -165,7 +159,6 @@ def compare_runs(
 
     Source: Efron and Tibshirani (1993), 13.3 and 15.2.
     """
-    _check_confidence(confidence)
     first = a if isinstance(a, tuple) else (a,)
     second = b if isinstance(b, tuple) else (b,)
     if len(first) != len(second):
@@ -179,57 +172,75 @@ def compare_runs(
     def difference(*resampled: np.ndarray) -> np.ndarray:
         return statistic(*resampled[k:]) - statistic(*resampled[:k])
 
-    scores = _resampled(arrays, difference, resamples, seed)
-    observed = _score(difference, arrays)
-    swapped = _swapped(arrays, k, difference, resamples, seed)
-    # A tie that rounding parts is a tie.
-    slack = 1e-12 * max(abs(observed), float(np.abs(swapped).max()))
-    extreme = int((np.abs(swapped) >= abs(observed) - slack).sum())
-    p_value = (1 + extreme) / (1 + resamples)
-    return Comparison(observed, *_bounds(scores, confidence), p_value)
+    interval = _percentile_interval(arrays, difference, resamples, confidence, seed)
+    p_value = _swap_test(arrays, difference, resamples, seed)
+    return Comparison(*interval, p_value)
 
 
-def _resampled(
-    arrays: list[np.ndarray], statistic: Statistic, resamples: int, seed: int
-) -> np.ndarray:
-    """f64[resamples]: the statistic of examples drawn with replacement."""
-    rng, n = np.random.default_rng(seed), len(arrays[0])
-    scores = []
-    for size in _block_sizes(resamples, n):
-        rows = rng.integers(0, n, (size, n))  # [R, N]
-        scores.append(statistic(*(x[rows] for x in arrays)))
-    return np.concatenate(scores)
-
-
-def _swapped(
-    arrays: list[np.ndarray], k: int, statistic: Statistic, resamples: int, seed: int
-) -> np.ndarray:
-    """f64[resamples]: the statistic of runs that exchange random rows."""
-    rng, n = np.random.default_rng([seed, 1]), len(arrays[0])
-    scores = []
-    for size in _block_sizes(resamples, n):
-        swap = rng.random((size, n)) < 0.5  # [R, N]
-        a = [np.where(swap, y, x) for x, y in zip(arrays[:k], arrays[k:], strict=True)]
-        b = [np.where(swap, x, y) for x, y in zip(arrays[:k], arrays[k:], strict=True)]
-        scores.append(statistic(*a, *b))
-    return np.concatenate(scores)
-
-
-def _block_sizes(resamples: int, n: int) -> list[int]:
+def _percentile_interval(
+    arrays: list[np.ndarray],
+    statistic: Statistic,
+    resamples: int,
+    confidence: float,
+    seed: int,
+) -> Interval:
+    """The statistic and its percentile bootstrap, all arrays resampled alike."""
+    _check_confidence(confidence)
     if resamples < 1:
         raise ValueError(f"resamples must be at least 1, got {resamples}")
-    block = max(1, _BLOCK // n)
-    return [min(block, resamples - start) for start in range(0, resamples, block)]
+    value, n = _score(statistic, arrays), len(arrays[0])
+    if n == 1:  # every resample is the sample, which scipy refuses
+        return Interval(value, value, value)
+    bounds = stats.bootstrap(
+        arrays,
+        lambda *resampled, axis: statistic(*resampled),
+        paired=True,
+        vectorized=True,
+        n_resamples=resamples,
+        batch=max(1, _BLOCK // n),
+        confidence_level=confidence,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return Interval(value, float(bounds.low), float(bounds.high))
+
+
+def _swap_test(
+    arrays: list[np.ndarray], difference: Statistic, resamples: int, seed: int
+) -> float:
+    """The p-value of a difference as large, where the runs exchange random examples."""
+    n, k = len(arrays[0]), len(arrays) // 2
+    observed = abs(_score(difference, arrays))
+    if n == 1 or not observed:
+        return 1.0
+
+    def distance(*runs: np.ndarray, axis: int) -> np.ndarray:
+        """Of runs given by where they take b's examples: two of bool [R, N] or [N]."""
+        samples = [
+            np.where(np.atleast_2d(from_b), y, x)
+            for from_b in runs
+            for x, y in zip(arrays[:k], arrays[k:], strict=True)
+        ]
+        ratio = np.abs(difference(*samples)) / observed
+        with np.errstate(over="ignore"):
+            # In float32, scipy counts values that differ by rounding as ties.
+            return ratio.astype(np.float32).reshape(runs[0].shape[:-1])
+
+    test = stats.permutation_test(
+        (np.zeros(n, np.bool_), np.ones(n, np.bool_)),
+        distance,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=resamples,
+        batch=max(1, _BLOCK // (4 * n)),  # scipy holds two indices per example
+        alternative="greater",
+        rng=np.random.default_rng([seed, 1]),
+    )
+    return float(test.pvalue)
 
 
 def _score(statistic: Statistic, arrays: list[np.ndarray]) -> float:
     return float(statistic(*(x[None] for x in arrays))[0])
-
-
-def _bounds(scores: np.ndarray, confidence: float) -> tuple[float, float]:
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(scores, (tail, 1 - tail))
-    return float(low), float(high)
 
 
 def _checked(samples: tuple[np.ndarray, ...]) -> list[np.ndarray]:
@@ -237,8 +248,8 @@ def _checked(samples: tuple[np.ndarray, ...]) -> list[np.ndarray]:
     shapes = [x.shape for x in arrays]
     if not arrays or len(set(shapes)) > 1 or arrays[0].ndim != 1 or not arrays[0].size:
         raise ValueError(
-            f"samples of shapes {shapes}: give arrays of one value an example, all of "
-            "one length N >= 1."
+            f"samples of shapes {shapes}: give arrays with one value per example, "
+            "all of one length N >= 1."
         )
     return arrays
 

@@ -1,4 +1,4 @@
-"""Scores of a grid of tasks, such as products of k by l digits."""
+"""Scores by cell of a grid of tasks, such as products of k by l digits."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from decimal import Decimal
@@ -18,9 +18,9 @@ class CellScores(NamedTuple):
         number_accuracy: share whose number is exact.
         unparsable_rate: share whose prediction holds no number.
         mape: mean of 100 abs((p - y) / y) in percent, over readable predictions and
-            labels other than 0; None where there is none.
+            labels other than 0; None if there are none.
         mape_median: the median of the same.
-        mape_penalised: the mean where an unreadable prediction counts as 0, an error of
+        mape_penalised: the mean with unreadable predictions counted as 0, an error of
             100%.
     """
 
@@ -37,17 +37,17 @@ def scores_by_cell(
 ) -> dict[Hashable, CellScores]:
     """Accuracy and mean absolute percentage error of each cell.
 
-    The mean follows the few answers of a wrong length; the median does not.
+    The few answers of a wrong length dominate the mean, but not the median.
 
     Args:
         pairs: N pairs of numbers.
-        cells: the cell of each, (k, l) for example, as `operand_digits` reads it.
+        cells: the cell of each, such as the (k, l) that `operand_digits` reads.
 
     Returns:
         Scores by cell, in the order of their first rows.
 
     Raises:
-        ValueError: not N cells.
+        ValueError: a number of cells other than N.
 
     Example:
         >>> from ntl_jax.metrics import read_pairs
@@ -60,7 +60,9 @@ def scores_by_cell(
     Source: *Regress, Don't Guess* (ICML 2025), multiplication with decoder-only models.
     """
     if len(cells) != len(pairs):
-        raise ValueError(f"{len(cells)} cells for {len(pairs)} pairs: give one each.")
+        raise ValueError(
+            f"{len(cells)} cells for {len(pairs)} pairs: give one per pair."
+        )
     rows: dict[Hashable, list[int]] = {}
     for row, cell in enumerate(cells):
         rows.setdefault(cell, []).append(row)
@@ -77,15 +79,14 @@ def mean_over_cells(
 
     Args:
         scores: of `scores_by_cell`.
-        cells: which, those of interpolation for example; all by default.
+        cells: which cells, such as those of interpolation; all by default.
         name: the score, a field of `CellScores`.
 
     Returns:
-        The mean; None where a cell has no such score, which would else leave the mean
-        without a word.
+        The mean; None if a cell has no such score, rather than the mean of the others.
 
     Raises:
-        ValueError: no cells, or one that `scores` lacks.
+        ValueError: no cells, or one that is not in `scores`.
 
     Example:
         >>> small, large = (CellScores(9, 1.0, 0.0, m, m, m) for m in (0.5, 1.5))
@@ -103,7 +104,7 @@ def mean_over_cells(
 
 
 def operand_digits(question: str) -> tuple[int, ...]:
-    """How many digits each whole number of a question has, leading zeros left out.
+    """The number of digits of each whole number in a question, without leading zeros.
 
     >>> operand_digits("What is 123 times 45?")
     (3, 2)

@@ -1,4 +1,4 @@
-"""Errors by what the label looks like: its last digit, its places, round numbers."""
+"""Errors by kind of label: last digit, decimal places, round numbers."""
 
 from collections.abc import Callable, Mapping
 from decimal import Decimal
@@ -17,18 +17,18 @@ LABEL_TYPES: Mapping[str, Callable[[int], bool]] = {
     "power_of_ten": lambda label: label > 1 and _is_power_of_ten(label),
     "power_of_ten_or_1": lambda label: _is_power_of_ten(label),
 }
-"""Kinds of whole labels, of which one may belong to several."""
+"""Kinds of whole labels; a label may belong to several."""
 
 
 class ErrorRates(NamedTuple):
-    """Which way answers miss, each share of all n with Wilson's interval.
+    """How answers miss, as shares of all n with Wilson's intervals.
 
     Attributes:
         n: labels of the kind.
         exact: the prediction is the label.
         over: it is larger.
         under: it is smaller.
-        unparsable: there is none. The four shares add up to 1.
+        unparsable: there is no prediction. The four shares add up to 1.
     """
 
     n: int
@@ -39,7 +39,7 @@ class ErrorRates(NamedTuple):
 
 
 class DigitAccuracy(NamedTuple):
-    """n labels that have a digit at a place, and the share predicted right."""
+    """The n labels with a digit at a place, and the share predicted correctly."""
 
     n: int
     accuracy: Interval
@@ -49,10 +49,10 @@ class ErrorHistograms(NamedTuple):
     """Counts of prediction - label by last digit d of the label.
 
     Attributes:
-        centres: i64[2 limit + 1], -limit..limit; a bin reaches half a unit either way.
+        centres: i64[2 limit + 1], -limit..limit; bins are one unit wide.
         counts: i64[10, 2 limit + 1].
-        below: i64[10], errors under all bins.
-        above: i64[10], errors over all bins.
+        below: i64[10], errors below all bins.
+        above: i64[10], errors above all bins.
         unparsable: i64[10], predictions without a number.
     """
 
@@ -73,8 +73,8 @@ def error_rates(
 
     Args:
         pairs: N pairs of numbers.
-        types: by name, whether a label belongs. They are asked about whole labels under
-            10^50 alone; others belong to none.
+        types: by name, whether a label belongs to the kind. Only whole labels below
+            10^50 can.
         confidence: of the intervals.
 
     Returns:
@@ -125,7 +125,7 @@ def error_histograms(pairs: NumberPairs, *, limit: int = 11) -> ErrorHistograms:
     width = 2 * limit + 1
     whole = [_whole(label) for label in pairs.labels]
     last = np.array([-1 if y is None else abs(y) % 10 for y in whole])
-    # Column 0 is below all bins, the last one above them.
+    # Column 0 counts errors below all bins, the last one those above.
     bins = np.clip(np.floor(pairs.error + 0.5) + limit + 1, 0, width + 1).astype(int)
     counts = np.zeros((10, width + 2), np.int64)
     known = pairs.parsed & (last >= 0)
@@ -146,20 +146,20 @@ def digit_accuracy(
     places: range = range(-6, 13),
     confidence: float = 0.95,
 ) -> dict[int, DigitAccuracy]:
-    """Share of digits predicted right at each decimal place.
+    """Share of digits predicted correctly at each decimal place.
 
     Labels and predictions are aligned at their decimal points; place k is worth 10^k.
-    The places of a label are those it is written with, leading zeros left out: 12.50
+    The places of a label are those it is written with, without leading zeros: 12.50
     has 1, 0, -1 and -2. Signs are not compared; an unreadable prediction has every
-    digit wrong, a shorter one has zeros at the places that it lacks.
+    digit wrong, a shorter one has zeros at the missing places.
 
     Args:
         pairs: N pairs of numbers. Labels that are fractions have no places.
-        places: which to look at.
+        places: which to score.
         confidence: of the intervals.
 
     Returns:
-        By place, descending, those that some label has.
+        The scores by place, descending, for places that some label has.
 
     Example:
         >>> from ntl_jax.metrics import read_pairs
@@ -209,7 +209,7 @@ def _digits(number: Exact, places: list[int]) -> list[int]:
 
 
 def _whole(label: Exact) -> int | None:
-    """The label where it is a whole number, its size below 10^50."""
+    """The label if it is a whole number of a size below 10^50."""
     if not -(10**50) < label < 10**50:
         return None
     numerator, denominator = label.as_integer_ratio()

@@ -1,4 +1,4 @@
-"""How sure is a model of number tokens, and is it right as often as it is sure?"""
+"""Confidence and calibration of predicted distributions over number tokens."""
 
 from typing import NamedTuple
 
@@ -11,11 +11,11 @@ class NumberTokenScores(NamedTuple):
     """Scores of the distributions over K number tokens at N positions.
 
     Attributes:
-        n: the weight of all positions, their number without weights.
-        accuracy: share whose likeliest token is the label, in [0, 1].
+        n: the total weight of the positions, or their number.
+        accuracy: share whose most likely token is the label, in [0, 1].
         mean_log_q: mean log-probability of the label, nats, at most 0.
         entropy: mean entropy of the distributions, nats, in [0, log K].
-        calibration_error: expected calibration error of the likeliest token, in [0, 1].
+        calibration_error: expected calibration error of the most likely token.
         expected_distance: mean of sum_k q_k abs(v_k - y), in the unit of the values;
             None without values.
         counts: f64[K], weight of the positions of each label.
@@ -45,8 +45,8 @@ def number_token_scores(
 ) -> NumberTokenScores:
     """Scores the predicted distributions over number tokens.
 
-    The calibration error sorts positions by the probability of their likeliest token
-    into bins of equal width and adds up |share right - mean probability|, weighted by
+    The calibration error sorts positions by the probability of their most likely token
+    into bins of equal width and adds up |share correct - mean probability|, weighted by
     the share of positions in the bin.
 
     Args:
@@ -54,14 +54,14 @@ def number_token_scores(
             ``NumberStats.number_logits``; normalised over K here, in float64.
         labels: [N], the row of the label's token, 0..K-1.
         weights: [N], 0 for positions that do not count.
-        values: [K], what each token is worth.
+        values: [K], the value of each token.
         bins: of the calibration error.
 
     Returns:
         The scores.
 
     Raises:
-        ValueError: shapes that disagree, a label outside 0..K-1, no weight, no bins.
+        ValueError: shapes that differ, a label outside 0..K-1, no weight, no bins.
 
     Example:
         >>> scores = number_token_scores(np.zeros((3, 10)), np.array([4, 4, 0]),
@@ -76,7 +76,7 @@ def number_token_scores(
     error.
     """
     weights = _checked(log_q, labels, weights, values, bins)
-    if (weights == 0).any():  # what lies there may be anything, NaN too
+    if (weights == 0).any():  # these may be anything, even NaN
         counted = weights > 0
         log_q, labels, weights = log_q[counted], labels[counted], weights[counted]
     q_log = special.log_softmax(np.asarray(log_q, np.float64), axis=-1)  # [N, K]
@@ -141,14 +141,14 @@ def _checked(
     n, k = log_q.shape
     if labels.min() < 0 or labels.max() >= k:
         raise ValueError(
-            f"labels from {labels.min()} to {labels.max()} are no rows of {k} number "
-            "tokens: give 0 and weight 0 where the label is no number."
+            f"labels from {labels.min()} to {labels.max()} are not rows of {k} "
+            "number tokens: give 0 and weight 0 where the label is not a number."
         )
     checked = np.ones(n) if weights is None else np.asarray(weights, np.float64)
     if checked.shape != (n,) or not (checked >= 0).all() or not checked.sum() > 0:
         raise ValueError(
             f"weights of shape {checked.shape} and sum {checked.sum()}: give {n} that "
-            "are not negative, one of them positive."
+            "are not negative, at least one positive."
         )
     if values is not None and values.shape != (k,):
         raise ValueError(f"values of shape {values.shape} for {k} number tokens")

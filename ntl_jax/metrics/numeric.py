@@ -1,15 +1,17 @@
-"""How good are the numbers in generated text? On the host, over a whole dataset."""
+"""Scores of the numbers in generated text, on the host, over a whole dataset."""
 
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float
+from scipy import stats
 
 from ntl_jax.metrics.pairs import NumberPairs, read_pairs
 
 Scores = dict[str, float | None]
 
-# Labels that differ by less count as equal: R2 divides by the square of it.
+# Labels that differ by less count as equal: R2 divides by the square of this.
 _CLOSEST = 1e-50
 
 
@@ -22,22 +24,22 @@ def numeric_metrics(
 ) -> Scores:
     """Compares the last number of each prediction with that of its reference.
 
-    The scores of `pair_scores`, and what the best constant answer scores on all N:
-    their mode in ``constant_accuracy`` (``_se``), their median in ``constant_mae``
-    (``_se``) and their mean in ``constant_rmse``.
+    The scores of `pair_scores`, and those of the best constant answers on all N: the
+    mode in ``constant_accuracy`` (``_se``), the median in ``constant_mae`` (``_se``)
+    and the mean in ``constant_rmse``.
 
     Args:
         predictions: N generated texts.
         references: N answers, each with at least one number.
         paper_compat: reads, clips and compares numbers as the paper's code does.
-        unparsable_as: the answer that an unreadable prediction counts as in the
+        unparsable_as: the answer that unreadable predictions count as in the
             ``_penalised`` scores.
 
     Returns:
-        The scores; None, never NaN, where one is undefined.
+        The scores; undefined ones are None, never NaN.
 
     Raises:
-        ValueError: lengths differ, are zero, or a reference holds no number.
+        ValueError: lengths differ, are zero, or a reference contains no number.
 
     Example:
         >>> scores = numeric_metrics(["It is 3", "4.0", "five"], ["3", "4", "7"])
@@ -56,7 +58,7 @@ def numeric_metrics(
 
 
 def pair_scores(pairs: NumberPairs, *, unparsable_as: float | None = None) -> Scores:
-    """Accuracies over all N pairs, errors over the M <= N whose prediction is a number.
+    """Accuracies over all N pairs, errors over the M <= N with a numeric prediction.
 
     With y the labels and p the predictions:
 
@@ -69,22 +71,22 @@ def pair_scores(pairs: NumberPairs, *, unparsable_as: float | None = None) -> Sc
     * ``log_mae``, ``log_rmse``, ``log_median_ae``, ``log_r2``: the same after
       sign(x) log10(|x| + 1), in decades.
     * ``pearson``, ``spearman``: correlations in [-1, 1].
-    * ``unparsable_rate``: share of N whose prediction holds no number. These count as
-      wrong in the accuracies and are absent from the scores above.
+    * ``unparsable_rate``: share of N whose prediction contains no number. These count
+      as wrong in the accuracies and are absent from the scores above.
     * The same errors and R2 with ``_penalised``: over all N, where an unreadable
-      prediction counts as the label that lies farthest from its own. So a silent model
-      never looks better than one that answers within the range of the labels.
-    * ``clipped_rate``: share of N whose error lies beyond 1e100 and counts as 1e100 in
-      the errors that are not logarithms, which then are lower bounds.
+      prediction counts as the label farthest from its own. So a model that gives no
+      answer never looks better than one that answers within the range of the labels.
+    * ``clipped_rate``: share of N whose error exceeds 1e100 and counts as 1e100 in the
+      errors that are not logarithms, which are then lower bounds.
     * ``n``: N.
 
     Args:
-        pairs: N pairs of numbers. With ``paper_compat``, ``number_accuracy`` is the one
-            of 1e-5, and what is clipped is predictions beyond 1e10.
-        unparsable_as: another answer that unreadable predictions count as, 0 say.
+        pairs: N pairs of numbers. With ``paper_compat``, ``number_accuracy`` is that of
+            1e-5, and predictions beyond 1e10 are clipped.
+        unparsable_as: another answer that unreadable predictions count as, such as 0.
 
     Returns:
-        The scores; None, never NaN, where one is undefined: too few pairs (the paper's
+        The scores; undefined ones are None, never NaN: with too few pairs (the paper's
         code gives a correlation of 0), or correlation and R2 of constant numbers.
 
     Source: *Regress, Don't Guess* (ICML 2025), section on evaluation.
@@ -119,11 +121,11 @@ def pair_scores(pairs: NumberPairs, *, unparsable_as: float | None = None) -> Sc
 def penalised_errors(
     pairs: NumberPairs, *, unparsable_as: float | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Errors of all N pairs, those without an answer included.
+    """Errors of all N pairs, including those without an answer.
 
     Args:
         pairs: N pairs of numbers.
-        unparsable_as: what no answer counts as; None takes the label that lies farthest
+        unparsable_as: what a missing answer counts as; None takes the label farthest
             from its own.
 
     Returns:
@@ -143,6 +145,47 @@ def penalised_errors(
     return filled, np.where(pairs.parsed, pairs.log_p - pairs.log_y, log_penalty)
 
 
+def rounded_accuracy(
+    predictions: Float[np.ndarray, "N"],
+    targets: Float[np.ndarray, "N"],
+    *,
+    decimals: int = 2,
+) -> float:
+    """The share of predictions that equal their target after rounding both.
+
+    For heads that predict numbers directly, which are never exact.
+
+    Args:
+        predictions: N numbers; those that are not finite count as wrong.
+        targets: N finite numbers.
+        decimals: how many decimals are kept; halves round to even.
+
+    Returns:
+        A share in [0, 1].
+
+    Raises:
+        ValueError: no pairs, shapes that differ, or a target that is not finite.
+
+    >>> rounded_accuracy(np.array([3.004, 3.006, np.nan]), np.array([3.0, 3.0, 3.0]))
+    0.3333333333333333
+
+    Source: *Regress, Don't Guess* (ICML 2025), on the accuracy of xVal.
+    """
+    predictions = np.asarray(predictions, np.float64)
+    targets = np.asarray(targets, np.float64)
+    if predictions.shape != targets.shape or targets.ndim != 1 or not len(targets):
+        raise ValueError(
+            f"predictions {predictions.shape} and targets {targets.shape} must be two "
+            "vectors of equal length, at least 1"
+        )
+    if not np.isfinite(targets).all():
+        raise ValueError(f"{(~np.isfinite(targets)).sum()} targets are not finite")
+    finite = np.where(np.isfinite(predictions), predictions, np.inf)
+    with np.errstate(over="ignore", invalid="ignore"):
+        right = np.round(finite, decimals) == np.round(targets, decimals)
+    return float(right.mean())
+
+
 def _errors(prefix: str, error: np.ndarray, y: np.ndarray) -> Scores:
     """Scores of M errors [M] at labels `y` [M], in their unit."""
     names = ("mae", "mae_se", "rmse", "median_ae", "r2")
@@ -156,7 +199,7 @@ def _errors(prefix: str, error: np.ndarray, y: np.ndarray) -> Scores:
 
 
 def _penalty(y: np.ndarray, stand_in: float | None) -> np.ndarray:
-    """f64[N]: the error that stands for no answer at each label."""
+    """f64[N]: the error of a missing answer at each label."""
     if stand_in is not None:
         return stand_in - y
     low, high = y.min() - y, y.max() - y
@@ -181,7 +224,7 @@ def _correlations(pairs: NumberPairs) -> Scores:
     parsed = np.flatnonzero(pairs.parsed)
     if len(parsed) < 2:
         return {"pearson": None, "spearman": None}
-    # Ranks of the exact numbers: float64 knows no order in the last of 25 digits.
+    # Ranks of the exact numbers: float64 cannot order them by the last of 25 digits.
     ranked = [
         _ranks([numbers[row] for row in parsed])
         for numbers in (pairs.guesses, pairs.labels)
@@ -195,9 +238,7 @@ def _correlations(pairs: NumberPairs) -> Scores:
 def _ranks(numbers: Sequence) -> np.ndarray:
     """Ranks from 1 on; equal numbers share the mean of theirs."""
     places = {number: place for place, number in enumerate(sorted(set(numbers)))}
-    place = np.array([places[number] for number in numbers])
-    ties = np.bincount(place)
-    return (np.cumsum(ties) - (ties - 1) / 2)[place]
+    return stats.rankdata([places[number] for number in numbers])
 
 
 def _share_error(share: float, n: int) -> float:
@@ -227,7 +268,7 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float | None:
 
 
 def _standardised(x: np.ndarray) -> np.ndarray:
-    """Mean 0 and norm 1, or all 0 where the numbers are equal but for rounding."""
+    """Mean 0 and norm 1, or all 0 where the numbers are equal up to rounding."""
     largest = np.abs(x).max()
     if np.ptp(x) <= 1e-15 * largest:
         return np.zeros_like(x)

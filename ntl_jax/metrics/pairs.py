@@ -1,4 +1,4 @@
-"""The number of each prediction beside that of its reference, read once."""
+"""The number in each prediction beside that in its reference, read once."""
 
 import dataclasses
 import decimal
@@ -11,24 +11,24 @@ import numpy as np
 from ntl_jax.numbers.grammar import Exact, last_number
 
 FARTHEST = 1e100
-"""What lies farther counts as this far in float64, so that squares stay finite."""
+"""Larger float64 values are clipped to this, so that squares stay finite."""
 
 _PAPER_FARTHEST = 1e10
-# Differences and ratios of decimals of any size: never an overflow, never a trap.
+# Differences and ratios of decimals of any size, without overflow or traps.
 _WIDE = decimal.Context(prec=60, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN, traps=[])
 
 
 @dataclasses.dataclass(frozen=True)
 class NumberPairs:
-    """N labels and what was answered to them.
+    """N labels and their predictions.
 
     Differences are taken between the exact numbers and rounded to float64 afterwards,
-    so an error of 1 in a number of 25 digits is 1. Only what then lies beyond +-1e100
-    is brought back to there (`clipped`). Logarithms need no clipping.
+    so an error of 1 in a number of 25 digits is 1. Only results beyond +-1e100 are
+    clipped (see `clipped`). Logarithms need no clipping.
 
     Attributes:
         labels: N exact numbers.
-        guesses: N exact numbers, or None where a prediction holds none.
+        guesses: N exact numbers, or None where a prediction contains none.
         paper_compat: errors are those of the paper's code: differences in float64,
             predictions (not labels) clipped to +-1e10.
     """
@@ -42,7 +42,7 @@ class NumberPairs:
 
     @functools.cached_property
     def parsed(self) -> np.ndarray:
-        """bool[N]: the prediction holds a number."""
+        """bool[N]: the prediction contains a number."""
         return np.array([guess is not None for guess in self.guesses], bool)
 
     @functools.cached_property
@@ -66,7 +66,7 @@ class NumberPairs:
 
     @functools.cached_property
     def p(self) -> np.ndarray:
-        """f64[N]: the predictions, 0 where there is none."""
+        """f64[N]: the predictions, 0 where there are none."""
         limit = _PAPER_FARTHEST if self.paper_compat else FARTHEST
         return _floats(self._filled, limit)
 
@@ -79,7 +79,7 @@ class NumberPairs:
 
     @functools.cached_property
     def percentage(self) -> np.ndarray:
-        """f64[N]: 100 |error / label|; 0 where the label is 0 or nothing predicted."""
+        """f64[N]: 100 |error / label|; 0 where the label is 0 or p is missing."""
         if self.paper_compat:
             return 100 * np.abs(self.error / np.where(self.y == 0, np.inf, self.y))
         ratios = [
@@ -102,7 +102,7 @@ class NumberPairs:
 
     @functools.cached_property
     def clipped(self) -> np.ndarray:
-        """bool[N]: the error of the pair is larger than `error` says."""
+        """bool[N]: the true error is larger than `error`."""
         if self.paper_compat:
             return np.abs(_unlimited(self._filled)) > _PAPER_FARTHEST
         return self.parsed & (np.abs(_unlimited(self._differences)) > FARTHEST)
@@ -149,10 +149,10 @@ def read_pairs(
         fractions: read 3/4 as one number (not under `paper_compat`).
 
     Returns:
-        The pairs, which every metric of numbers takes.
+        The pairs, which all numeric metrics take.
 
     Raises:
-        ValueError: lengths differ, are zero, or a reference holds no number.
+        ValueError: lengths differ, are zero, or a reference contains no number.
 
     Example:
         >>> pairs = read_pairs(["It is 3/4", "5", "five"], ["0.75", "4", "5"])
@@ -165,7 +165,7 @@ def read_pairs(
     if len(predictions) != len(references) or not references:
         raise ValueError(
             f"{len(predictions)} predictions for {len(references)} references; "
-            "give one prediction for each of at least one reference"
+            "give one prediction per reference, at least one"
         )
     mode = "paper" if paper_compat else "grammar"
 
@@ -185,7 +185,7 @@ def read_labels(
     """Reads the last number of each reference, as `read_pairs` does.
 
     Raises:
-        ValueError: a reference holds no number.
+        ValueError: a reference contains no number.
     """
     mode = "paper" if paper_compat else "grammar"
     labels = []
@@ -193,8 +193,8 @@ def read_labels(
         label = last_number(text, mode=mode, fractions=fractions)
         if label is None:
             raise ValueError(
-                f"reference {row} holds no number: {text[:80]!r}; numeric metrics need "
-                "one in each reference"
+                f"reference {row} contains no number: {text[:80]!r}; numeric metrics "
+                "need one in each reference"
             )
         labels.append(label)
     return tuple(labels)
@@ -209,7 +209,7 @@ def mean_of(numbers: Sequence[Exact]) -> Decimal:
 
 
 def _decimal(number: Exact) -> Decimal:
-    """A decimal as it is, a fraction to sixty digits."""
+    """A decimal unchanged, a fraction to sixty digits."""
     if isinstance(number, Decimal):
         return number
     return _WIDE.divide(Decimal(number.numerator), Decimal(number.denominator))
@@ -229,9 +229,8 @@ def _signed_log(numbers: Sequence[Exact]) -> np.ndarray:
     """f64[N]: sign(x) log10(abs(x) + 1), of numbers of any size."""
     x = _unlimited(numbers)
     logs = np.log1p(np.minimum(np.abs(x), FARTHEST)) / np.log(10.0)
-    for row in np.flatnonzero(
-        np.abs(x) > FARTHEST
-    ).tolist():  # too far to see the 1 added
+    # So far out, adding 1 changes nothing.
+    for row in np.flatnonzero(np.abs(x) > FARTHEST).tolist():
         number = _decimal(numbers[row])
         digits = number.adjusted()
         mantissa = number.copy_abs().scaleb(-digits, _WIDE)

@@ -1,4 +1,4 @@
-"""How good is generated text as text? Token accuracy, BLEU and ROUGE."""
+"""Scores of generated text: token accuracy, BLEU and ROUGE."""
 
 import importlib
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ def token_accuracy(
     paper_compat: bool = False,
     batch_size: int = 64,
 ) -> float:
-    """Share of the reference's tokens that the prediction has at the same position.
+    """Share of reference tokens that the prediction has at the same position.
 
     Args:
-        predictions: N rows of generated token ids, padding and start token left out.
-        references: N rows of label ids, the same left out.
-        paper_compat: the paper's number. It pads either row of a batch to the longest
-            reference of the batch and 10, counts equal padding as right, and averages
-            batches whatever their size.
-        batch_size: of `paper_compat` alone.
+        predictions: N rows of generated token ids, without padding and start token.
+        references: N rows of label ids, likewise.
+        paper_compat: the paper's number. It pads both rows to the longest reference of
+            the batch plus 10, counts equal padding as correct, and averages batches
+            whatever their size.
+        batch_size: for `paper_compat` only.
 
     Returns:
-        A share in [0, 1]. Tokens after the reference's end count only under
+        A share in [0, 1]. Tokens after the end of the reference count only under
         `paper_compat`.
 
     Raises:
@@ -56,13 +56,15 @@ def token_accuracy(
         return float(np.mean(means))
     total = sum(map(len, references))
     if not total:
-        raise ValueError(f"{len(references)} references without a token: give some.")
+        raise ValueError(
+            f"{len(references)} references without tokens: give at least one token."
+        )
     pairs = zip(predictions, references, strict=True)
     return sum(_hits(p, y) for p, y in pairs) / total
 
 
 def sequence_accuracy(predictions: Sequence, references: Sequence) -> float:
-    """Share of predictions that equal their reference as a whole, texts or token ids.
+    """Share of predictions, texts or token ids, that equal their whole reference.
 
     >>> sequence_accuracy(["3 apples", "4"], ["3 apples", "4.0"])
     0.5
@@ -79,13 +81,13 @@ def corpus_bleu(
     paper_compat: bool = False,
     batch_size: int = 64,
 ) -> float:
-    """Corpus BLEU of sacrebleu, its defaults, one reference a prediction.
+    """Corpus BLEU by sacrebleu with its defaults, one reference per prediction.
 
     Args:
         predictions: N generated texts.
         references: N answers.
-        paper_compat: the mean over batches of the BLEU of each, as the paper's code.
-        batch_size: of `paper_compat` alone.
+        paper_compat: the mean BLEU over batches, as in the paper's code.
+        batch_size: for `paper_compat` only.
 
     Returns:
         BLEU in [0, 100].
@@ -117,9 +119,9 @@ def rouge(
     Args:
         predictions: N generated texts.
         references: N answers.
-        paper_compat: the mean over batches of the mean of each. The paper's code took
-            the median of bootstrapped means in each, which is this plus noise.
-        batch_size: of `paper_compat` alone.
+        paper_compat: the mean over batches of their means. The paper's code took the
+            median of bootstrapped means per batch, which is this plus noise.
+        batch_size: for `paper_compat` only.
 
     Returns:
         ``rouge1``, ``rouge2``, ``rougeL``, in [0, 1].
@@ -157,7 +159,7 @@ def text_metrics(
         predictions: N generated texts.
         references: N answers.
         paper_compat: BLEU and ROUGE as means over batches.
-        batch_size: of `paper_compat` alone.
+        batch_size: for `paper_compat` only.
 
     Returns:
         Shares and F1 in [0, 1], BLEU in [0, 100].
@@ -181,7 +183,7 @@ def _hits(prediction: Sequence[int], reference: Sequence[int]) -> int:
 
 
 def _batches(n: int, batch_size: int | None) -> list[slice]:
-    """Slices of `batch_size` rows, or one of all."""
+    """Slices of `batch_size` rows, or one slice of all."""
     size = n if batch_size is None else batch_size
     if size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -192,7 +194,7 @@ def _check_lengths(predictions: Sequence, references: Sequence) -> None:
     if len(predictions) != len(references) or not len(references):
         raise ValueError(
             f"{len(predictions)} predictions for {len(references)} references; "
-            "give one prediction for each of at least one reference"
+            "give one prediction per reference, at least one"
         )
 
 

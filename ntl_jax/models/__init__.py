@@ -1,7 +1,8 @@
-"""Language models as NNX modules around plain trees of float32 arrays.
+"""Language models: NNX modules whose parameters are plain trees of arrays.
 
-A model's parameters are a nested dict of arrays, made by `init_params` or read from a
-checkpoint by `ntl_jax.hf`; `bind` puts a module around them, inside `jit` or outside.
+Parameters are a nested dict of arrays, created by `init_params` or read from a
+checkpoint by `ntl_jax.hf`. `bind` returns the model with these parameters, inside `jit`
+or outside.
 """
 
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""What a number is: tokens that are numbers, numbers in text, and their values."""
+"""Number tokens, numbers in text, and their values."""

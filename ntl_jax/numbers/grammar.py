@@ -1,17 +1,17 @@
-"""The one grammar of numbers in text: for data clean-up, labels and predictions.
+"""The grammar of numbers in text, for data clean-up, labels and predictions.
 
 A number is an ASCII decimal (``12``, ``12.5``, ``.5``), with commas between groups of
 three digits (``1,234,567``) and an exponent (``1.2e-5``, up to four digits). A sign
 belongs to it only where it cannot be an operator: not after a digit, a letter or a
 closing bracket. A currency sign may stand between the two (``-$5``). Ordinals
-(``2nd``) are no quantities. Digits of other scripts are no digits here, as they are no
+(``2nd``) are not quantities. Digits of other scripts do not count, as they are not
 number tokens.
 
 >>> [str(number.value) for number in find_numbers("62-8 = 54, or -1,000.5 (2nd try)")]
 ['62', '8', '54', '-1000.5']
 
-Fractions are read where they are asked for: labels and predictions are, whereas the
-number losses see the two numbers that a fraction is written with.
+Fractions are read on request, as in labels and predictions. The number losses see the
+two numbers that a fraction is written with.
 
 >>> [str(number.value) for number in find_numbers("-3/4 or 2 1/2", fractions=True)]
 ['-3/4', '5/2']
@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple
 
 Mode = Literal["grammar", "paper"]
 Exact = Decimal | Fraction
-"""The value of a number: a decimal, or a fraction where fractions are read."""
+"""The value of a number: a decimal, or a fraction if fractions are read."""
 
 _GROUPED = r"[1-9][0-9]{0,2}(?:,[0-9]{3}(?![0-9]))++"
 _WHOLE = rf"(?>{_GROUPED}|[0-9]++)"
@@ -47,7 +47,7 @@ _PAPER = re.compile(r"[+-]?\s*\d+(\.\d+)?")
 
 
 class Number(NamedTuple):
-    """A number and where it stands: ``text[start:end]`` is it without its sign."""
+    """A number and its position: ``text[start:end]`` is the number without its sign."""
 
     value: Exact
     start: int
@@ -57,7 +57,7 @@ class Number(NamedTuple):
 def find_numbers(
     text: str, *, mode: Mode = "grammar", fractions: bool = False
 ) -> list[Number]:
-    """All numbers of a text, from left to right, exact.
+    """All numbers in a text, from left to right, with exact values.
 
     Args:
         text: any text.
@@ -67,13 +67,13 @@ def find_numbers(
         fractions: read whole numbers around a slash (``3/4``), one-character fractions
             and mixed numbers (``2 1/2``) as one number, a `Fraction`. Spaces around
             the slash (a division), further slashes (a date) and a denominator of 0
-            leave two numbers. The mode ``"paper"`` knows none.
+            leave two numbers. The mode ``"paper"`` reads no fractions.
 
     Returns:
-        The numbers; empty where there is none.
+        The numbers; an empty list if there are none.
 
     Raises:
-        ValueError: another mode.
+        ValueError: for an unknown mode.
 
     Source: *Regress, Don't Guess* (ICML 2025), its evaluation code, for
     ``mode="paper"``. Answers as fractions: Saxton et al. (2019).
@@ -100,7 +100,7 @@ def find_numbers(
 def last_number(
     text: str, *, mode: Mode = "grammar", fractions: bool = False
 ) -> Exact | None:
-    """The last number of a text, which is where an answer stands, or None.
+    """The last number in a text, where an answer usually stands, or None.
 
     >>> last_number("So he earns 2 * $5 = $10.\\n#### 10")
     Decimal('10')
@@ -114,13 +114,13 @@ def last_number(
 
 
 def clean_numbers(text: str, *, context: str = "") -> str:
-    """Writes every number in plain digits; nothing else of the text changes.
+    """Rewrites every number in plain digits, and leaves the rest of the text alone.
 
     Groups of three lose their comma or space, a leading point gets its zero.
 
-    Two numbers that only a space divides (2 132-page books: 2 books) look like one
-    (2 132 pages). They are told apart by a hyphenated word, or by a context that holds
-    each of the groups as a number of its own.
+    Two numbers separated only by a space (2 132-page books: 2 books) look like one
+    (2 132 pages). A hyphenated word after them, or a context in which each group is a
+    number by itself, marks them as two.
 
     >>> clean_numbers("12.5% of $1,000, 1 500 000 and .5")
     '12.5% of $1000, 1500000 and 0.5'
@@ -129,11 +129,11 @@ def clean_numbers(text: str, *, context: str = "") -> str:
 
     Args:
         text: any text.
-        context: what is said about the same numbers; it may hold the text itself.
+        context: other text about the same numbers; it may contain the text itself.
 
-    Source: the clean-up of GSM8K in *Regress, Don't Guess* (ICML 2025), made span by
-    span: there, a rule for one number also hit its copies inside others (12.5 became
-    120.5 where .5 stood elsewhere).
+    Source: the clean-up of GSM8K in *Regress, Don't Guess* (ICML 2025), applied span
+    by span: there, the replacement of one number also hit its copies inside others
+    (12.5 became 120.5 where .5 occurred elsewhere).
     """
     if _SPACED.search(text):
         context = _SPACED.sub(";", context)
@@ -153,7 +153,7 @@ def _plain(match: re.Match[str]) -> str:
 
 
 def _with_fractions(text: str, numbers: list[Number]) -> list[Number]:
-    """Joins the two numbers of each fraction, and whole numbers to one after them."""
+    """Merges the two numbers of a fraction, and the whole number before it."""
     for match in _VULGAR.finditer(text):
         above, below = unicodedata.normalize("NFKD", match[0]).split("\u2044")
         value = Fraction(int(above), int(below))
@@ -176,7 +176,7 @@ def _with_fractions(text: str, numbers: list[Number]) -> list[Number]:
 
 
 def _is_slashed(text: str, above: Number, below: Number) -> bool:
-    """Whether two neighbours are the numerator and the denominator of a fraction."""
+    """Whether two adjacent numbers are the numerator and denominator of a fraction."""
     return (
         text[above.end : below.start] == "/"
         and _is_whole(text, above)
@@ -188,7 +188,7 @@ def _is_slashed(text: str, above: Number, below: Number) -> bool:
 
 
 def _is_mixed(text: str, whole: Number, part: Number) -> bool:
-    """Whether a proper fraction goes on the whole number before it."""
+    """Whether a proper fraction continues the whole number before it."""
     return (
         isinstance(part.value, Fraction)
         and 0 < part.value < 1
@@ -199,13 +199,13 @@ def _is_mixed(text: str, whole: Number, part: Number) -> bool:
 
 
 def _is_whole(text: str, number: Number) -> bool:
-    """Whether a number is written in digits, and commas between groups, alone."""
+    """Whether a number is written only with digits and commas between groups."""
     return _DIGITS.match(text[number.start : number.end]) is not None
 
 
 def _is_negative(text: str, start: int) -> bool:
     """Whether a minus sign before `text[start]` belongs to the number there."""
-    before = text[max(0, start - 32) : start]  # a sign stands close, texts are long
+    before = text[max(0, start - 32) : start]  # the sign is close, texts are long
     sign = _SIGN.search(before)
     if sign is None or sign[1] == "+":
         return False

@@ -27,7 +27,7 @@ def place_tokens() -> list[str]:
 
 
 def place_values() -> Float[np.ndarray, "320"]:
-    """What the tokens are worth, in the same order: v * 10^p.
+    """The value of each token, in the same order: v * 10^p.
 
     >>> place_values()[[1, 119, 120, 121, 319]]
     array([1.e-12, 9.e-01, 0.e+00, 1.e+00, 9.e+19])
@@ -38,7 +38,7 @@ def place_values() -> Float[np.ndarray, "320"]:
 def read_place_digit(token: str) -> float | None:
     """A `NumberVocab` policy: the digit alone, whatever its place.
 
-    What the released code's expected-value and Wasserstein losses compare.
+    The released code's expected-value and Wasserstein losses compare these values.
 
     >>> read_place_digit("_4_-1_"), read_place_digit("4")
     (4.0, None)
@@ -50,8 +50,9 @@ def read_place_digit(token: str) -> float | None:
 def read_place_value(token: str) -> float | None:
     """A `NumberVocab` policy: the digit at its place, v * 10^p.
 
-    What the released code's loss on cumulative sums compares, and what the number
-    encodings encode. Places 18 and 19 are no numbers: their squares overflow float32.
+    The released code's loss on cumulative sums compares these values, and the number
+    encodings encode them. Tokens of places 18 and 19 have no value, because its square
+    would overflow float32.
 
     >>> read_place_value("_4_-1_"), read_place_value("_4_18_")
     (0.4, None)

@@ -1,4 +1,4 @@
-"""What the text of a token says about where a number begins and ends."""
+"""Flags of a token's text that tell where a number begins and ends."""
 
 import enum
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class TokenKind(enum.IntFlag):
         OPERAND: it ends as an operand does, in a digit, a closing bracket or a percent
             sign, so that a minus after it subtracts.
         LETTER: it ends in a letter, so that a minus right after it is a hyphen.
-        BLANK: it is a word-start mark and nothing else.
+        BLANK: it is only a word-start mark.
     """
 
     POINT = 1
@@ -40,10 +40,10 @@ def bare(token: str) -> str:
 
 
 def kind_of(token: str) -> TokenKind:
-    """Reads the flags of one token.
+    """The flags of one token.
 
     >>> kind_of("▁-"), kind_of("5")
-    (<Kind.MINUS|WORD_START: 12>, <Kind.OPERAND: 16>)
+    (<TokenKind.MINUS|WORD_START: 12>, <TokenKind.OPERAND: 16>)
     """
     text = bare(token)
     flags = {

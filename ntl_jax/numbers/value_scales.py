@@ -1,4 +1,4 @@
-"""Numbers brought into the range that a number head can predict, and back."""
+"""Scaling of numbers to the range that a number head predicts, and back."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -48,12 +48,12 @@ class ValueScale:
             )
         if self.high / 2 - self.low / 2 < np.finfo(np.float64).tiny:
             raise ValueError(
-                f"low {self.low} and high {self.high} are too close to be told apart"
+                f"low {self.low} and high {self.high} are too close for float64"
             )
 
     @classmethod
     def fit(cls, kind: ScaleKind, numbers: Iterable[float]) -> "ValueScale":
-        """The scale for a sample of numbers: of the training data, never of others.
+        """The scale of a sample of numbers, which must come from the training data.
 
         Raises:
             ValueError: "minmax5" of fewer than two different numbers.
@@ -63,13 +63,13 @@ class ValueScale:
         sample = np.fromiter(numbers, np.float64)
         if not len(sample) or sample.min() == sample.max():
             raise ValueError(
-                f"minmax5 needs two different numbers, got {len(sample)} that are all "
-                "equal; choose 'log1p'"
+                f"minmax5 needs two different numbers, got {len(sample)} equal ones; "
+                "choose 'log1p'"
             )
         return cls(kind, float(sample.min()), float(sample.max()))
 
     def apply(self, numbers: Float[np.ndarray, "*B"]) -> Float[np.ndarray, "*B"]:
-        """Numbers as the model reads and predicts them."""
+        """Scales numbers to the range that the model reads and predicts."""
         x = np.asarray(numbers, np.float64)
         if self.kind == "log1p":
             return np.copysign(np.log1p(np.abs(x)), x)
@@ -80,7 +80,7 @@ class ValueScale:
         return x
 
     def invert(self, scaled: Float[np.ndarray, "*B"]) -> Float[np.ndarray, "*B"]:
-        """Numbers from what the model predicts; infinite where float64 ends."""
+        """Scales predictions back to numbers; infinite beyond the range of float64."""
         y = np.asarray(scaled, np.float64)
         if self.kind == "log1p":
             with np.errstate(over="ignore"):

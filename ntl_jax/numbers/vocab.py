@@ -1,13 +1,13 @@
-"""Which tokens of a vocabulary are numbers, and what they are worth.
+"""The number tokens of a vocabulary and their values.
 
-A policy reads one token at a time. Three have names:
+A policy maps a token to its value, or to None. Three have names:
 
-* ``"digits"``: one bare ASCII digit, 0 to 9. The paper's choice; it asks for a
-  tokenizer that splits numbers into digits.
-* ``"numbers"``: an ASCII decimal such as 12 or 0.5 once its word-start mark (U+2581,
-  U+0120 or a space) is taken off. For tokenizers with multi-digit pieces.
-* ``"ntloss"``: whatever Python's ``float`` reads as a finite number, mark left on.
-  What the PyTorch package ntloss 0.3.2 takes with ``digit_level=False``.
+* ``"digits"``: one bare ASCII digit, 0 to 9. The paper's choice; it needs a tokenizer
+  that splits numbers into digits.
+* ``"numbers"``: an ASCII decimal such as 12 or 0.5 after its word-start mark (U+2581,
+  U+0120 or a space) is removed. For tokenizers with multi-digit pieces.
+* ``"ntloss"``: whatever Python's ``float`` parses as a finite number, with the mark.
+  What the PyTorch package ntloss 0.3.2 uses under ``digit_level=False``.
 
 >>> def table(tokens):
 ...     for token in tokens:
@@ -49,7 +49,7 @@ _LARGEST = 1e18  # its square is still a finite float32, so a squared error is t
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What is asked of a tokenizer; Hugging Face's have both methods."""
+    """The methods that a tokenizer needs; Hugging Face's have both."""
 
     def get_vocab(self) -> Mapping[str, int]: ...
 
@@ -96,15 +96,15 @@ class NumberVocab:
 
     Attributes:
         token_ids: i32[K], the number tokens, ascending.
-        values: f32[K], what each is worth, in the order of ``token_ids``.
+        values: f32[K], the value of each, in the order of ``token_ids``.
         vocab_size: V, the real columns of the model's logits.
         point_ids: i32[P], tokens that are a decimal point.
         minus_ids: i32[M], tokens that are a minus sign.
-        kinds: u8[V], where the text of a token lets a number begin and end: sums of
+        kinds: u8[V], flags that tell where a number begins and ends: sums of
             `ntl_jax.numbers.token_kinds.TokenKind`.
-        row: i32[V], the place of a token in ``token_ids``, -1 where it is no number.
+        row: i32[V], the index of a token in ``token_ids``, -1 where it is not a number.
         order: i32[K], the rows sorted by value.
-        gaps: f32[K-1], the steps between neighbouring sorted values.
+        gaps: f32[K-1], the differences between adjacent sorted values.
 
     >>> vocab = NumberVocab.from_mapping({"a": 0, "7": 1, "3": 2}, vocab_size=4)
     >>> vocab.values.tolist(), vocab.row.tolist(), vocab.gaps.tolist()
@@ -157,27 +157,27 @@ class NumberVocab:
         )
 
     def __len__(self) -> int:
-        """K, how many number tokens there are."""
+        """K, the number of number tokens."""
         return len(self.token_ids)
 
     @classmethod
     def from_tokenizer(
         cls, tokenizer: Tokenizer, *, vocab_size: int, policy: Policy = "digits"
     ) -> "NumberVocab":
-        """Reads the vocabulary of a tokenizer, which is left as it was.
+        """Reads the vocabulary of a tokenizer, which is not changed.
 
         Args:
             tokenizer: anything with ``get_vocab() -> {token: id}``.
             vocab_size: V, the real columns of the model's logits. Often more than
                 ``len(tokenizer)``: 32128 and 32100 for T5.
             policy: "digits", "numbers", "ntloss" (see the module), or a function from
-                a token to its value, None where it is no number.
+                a token to its value, or to None where it is not a number.
 
         Returns:
             The K number tokens among V.
 
         Raises:
-            TypeError, ValueError: as `from_mapping` does, or for no tokenizer.
+            TypeError, ValueError: as `from_mapping` does, or if it is not a tokenizer.
         """
         return cls.from_mapping(
             vocab_of(tokenizer), vocab_size=vocab_size, policy=policy
@@ -203,10 +203,10 @@ class NumberVocab:
 
         Raises:
             ValueError: for an unknown policy, an id outside [0, V), a vocabulary with
-                no number or with nothing else, an id that is two numbers, or a value
-                beyond 1e18.
-            TypeError: for a token that is no string, or an id or vocab_size that is no
-                integer.
+                no number or only numbers, an id with two values, or a value beyond
+                1e18.
+            TypeError: for a token that is not a string, or an id or vocab_size that is
+                not an integer.
         """
         read = _resolve(policy)
         _check_ids(mapping, vocab_size)
@@ -217,13 +217,14 @@ class NumberVocab:
                 continue
             if not abs(value) <= _LARGEST:  # NaN and infinity too
                 raise ValueError(
-                    f"token {token!r} is worth {value}, beyond {_LARGEST:g}, whose "
-                    "square float32 still holds. Use a policy that returns None for it."
+                    f"token {token!r} has the value {value}, beyond {_LARGEST:g}, the "
+                    "largest whose square fits float32. Use a policy that returns None "
+                    "for it."
                 )
             if numbers.setdefault(token_id, value) != value:
                 raise ValueError(
-                    f"id {token_id} is worth both {numbers[token_id]} and {value} "
-                    f"(token {token!r}). Give every number token an id of its own."
+                    f"id {token_id} has the values {numbers[token_id]} and {value} "
+                    f"(token {token!r}). Give every number token its own id."
                 )
         if not numbers:
             raise ValueError(
@@ -260,19 +261,18 @@ class NumberVocab:
         """The share of the digit characters in texts that land on number tokens.
 
         A low share means that the tokenizer hides numbers from the number losses: T5's
-        own pieces such as 12 are no digits, so under "digits" most of a number trains
-        nothing.
+        own pieces such as 12 are not digits, so under "digits" the losses miss most of
+        a number.
 
         Args:
             tokenizer: the tokenizer that makes the labels.
             texts: a sample of the targets.
-            max_length: the labels of a text are cut to so many tokens, of which the
-                last is end-of-sequence, and digits beyond them are missed; None cuts
-                nothing.
+            max_length: labels are truncated to this many tokens, end-of-sequence
+                included, and digits beyond count as missed; None truncates nothing.
 
         Returns:
             A share in [0, 1] of ASCII digits, over all texts together; 1.0 where the
-            texts hold no digit, since then none is missed.
+            texts contain no digit, since none is missed.
         """
         digits_on = {
             token_id: len(_DIGIT.findall(_written(token)))
@@ -281,11 +281,11 @@ class NumberVocab:
         covered = total = 0
         for text in texts:
             ids = [int(token_id) for token_id in tokenizer.encode(text)]
-            kept = ids if max_length is None else ids[: max_length - 1]
+            labels = ids if max_length is None else ids[: max_length - 1]
             written = len(_DIGIT.findall(text))
-            # Normalisation can make digits that the text does not have (2 of ²).
+            # Normalisation can create digits that are not in the text (2 from ²).
             total += max(written, sum(digits_on.get(i, 0) for i in ids))
-            covered += sum(digits_on.get(i, 0) for i in kept if self._is_number(i))
+            covered += sum(digits_on.get(i, 0) for i in labels if self._is_number(i))
         return covered / total if total else 1.0
 
     def _is_number(self, token_id: int) -> bool:
@@ -293,7 +293,7 @@ class NumberVocab:
 
 
 def _written(token: str) -> str:
-    """What a token writes: the digits in the name of a byte are none of the text."""
+    """The text of a token, which for a byte is not the digits in its name."""
     byte = _BYTE.fullmatch(token)
     return chr(int(byte[1], 16)) if byte else token
 
@@ -310,11 +310,11 @@ def _resolve(policy: Policy) -> Callable[[str], float | None]:
 
 
 def vocab_of(tokenizer: Any) -> Mapping[str, int]:
-    """Every token of a tokenizer with its id; TypeError for what is no tokenizer."""
+    """Every token of a tokenizer with its id; TypeError if it is not a tokenizer."""
     if not hasattr(tokenizer, "get_vocab"):
         raise TypeError(
-            f"the tokenizer is {tokenizer!r}, which has no get_vocab(): give what "
-            "transformers.AutoTokenizer.from_pretrained(...) or the like has loaded."
+            f"the tokenizer is {tokenizer!r}, which has no get_vocab(): pass one "
+            "such as transformers.AutoTokenizer.from_pretrained(...) returns."
         )
     return tokenizer.get_vocab()
 
@@ -328,7 +328,7 @@ def _check_ids(mapping: Mapping[str, int], vocab_size: int) -> None:
     for token, token_id in mapping.items():
         if not isinstance(token, str) or not isinstance(token_id, int | np.integer):
             raise TypeError(
-                f"the mapping has {token!r}: {token_id!r}; it must lead from tokens "
+                f"the mapping has {token!r}: {token_id!r}; it must map tokens "
                 "(str) to ids (int)."
             )
         if not 0 <= token_id < vocab_size:

@@ -1,7 +1,6 @@
-"""Losses on arrays that are split along Explicit mesh axes, JAX's default."""
+"""Losses on arrays that are sharded along Explicit mesh axes, JAX's default."""
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -13,44 +12,52 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def on_auto_axes(function: Callable[P, R]) -> Callable[P, R]:
-    """Leaves layouts inside a function to the partitioner, as on Auto axes.
+def on_auto_axes(
+    *, labels: int | None = 1
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Leaves shardings inside a function to the partitioner, as on Auto axes.
 
-    On Explicit axes the layout is a part of an array's type, and operations that could
-    lay their result out in several ways, such as reading columns of split logits, are
-    errors. Of a loss the layout of the results is clear: that of the positions.
+    On Explicit axes the sharding is part of an array's type, and operations whose
+    result could be sharded in several ways, such as reading columns of sharded logits,
+    are errors. The results of a loss are sharded as its positions are. It decorates
+    what users call; functions that these call need it only if users call them too.
 
     Args:
-        function: the first axes of its first array are those of the positions, *B,
-            and *B is the shape of its argument `labels`, if it has one. Results are
-            [*B, ...], [*B] or begin as *B does.
+        labels: which positional argument has the shape of the positions, *B, unless an
+            argument is named ``labels``; None where they are all axes of the first
+            array. The first array begins with the axes *B, unless it is a scalar.
 
     Returns:
-        The same function. Where its operands are split along Explicit axes, the axes of
-        its results that are positions are split as those of the operands, and no other.
+        A decorator. Where the operands are sharded along Explicit axes, the leading
+        axes of the results that are positions are sharded as the operands', and no
+        other axes; elsewhere it changes nothing.
     """
-    signature = inspect.signature(function)
+    return functools.partial(_on_auto_axes, labels=labels)
 
+
+def _on_auto_axes(function: Callable[P, R], labels: int | None) -> Callable[P, R]:
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         leaves, tree = jax.tree.flatten((args, kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
         arrays = [leaves[i] for i in places]
-        split = [x for x in arrays if _is_split(x)]
-        if not split:
+        sharded = [x for x in arrays if _is_sharded(x)]
+        if not sharded:
             return function(*args, **kwargs)
 
         def call(*arrays):
             filled = list(leaves)
             for place, array in zip(places, arrays, strict=True):
                 filled[place] = array
-            taken: tuple[Any, dict[str, Any]] = jax.tree.unflatten(tree, filled)
-            return cast(Callable[..., R], function)(*taken[0], **taken[1])
+            arguments: tuple[Any, dict[str, Any]] = jax.tree.unflatten(tree, filled)
+            return cast(Callable[..., R], function)(*arguments[0], **arguments[1])
 
-        labels = signature.bind(*args, **kwargs).arguments.get("labels", arrays[0])
-        positions = jnp.shape(labels)
-        batch = _batch_spec([arrays[0], labels], len(positions))
-        mesh = jax.typeof(split[0]).sharding.mesh
+        of_positions: Any = kwargs.get("labels", arrays[0])
+        if labels is not None and labels < len(args):
+            of_positions = args[labels]
+        positions = jnp.shape(of_positions)
+        batch = _batch_spec([arrays[0], of_positions], len(positions))
+        mesh = jax.typeof(sharded[0]).sharding.mesh
 
         def sharding(result: jax.ShapeDtypeStruct) -> NamedSharding:
             spec = _spec_of(result.shape, positions, batch)
@@ -66,13 +73,13 @@ def on_auto_axes(function: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-def _is_split(array: jax.Array) -> bool:
+def _is_sharded(array: jax.Array) -> bool:
     sharding = jax.typeof(array).sharding
     return bool(sharding.mesh.explicit_axes) and any(sharding.spec)
 
 
 def _batch_spec(arrays: Sequence[Any], rank: int) -> tuple[Any, ...]:
-    """How the first axes of the arrays are split; of the first that is."""
+    """The spec of the leading axes, from the first array where they are sharded."""
     for array in arrays:
         if isinstance(array, jax.Array):
             spec = tuple(jax.typeof(array).sharding.spec)[:rank]
@@ -84,10 +91,10 @@ def _batch_spec(arrays: Sequence[Any], rank: int) -> tuple[Any, ...]:
 def _spec_of(
     shape: tuple[int, ...], positions: tuple[int, ...], batch: tuple[Any, ...]
 ) -> list[Any]:
-    """Of a result: as the positions, as far as its axes are theirs."""
+    """Of a result: that of the positions, for its leading axes that are theirs."""
     spec: list[Any] = [None] * len(shape)
-    for axis, (size, theirs) in enumerate(zip(shape, positions, strict=False)):
-        if size != theirs:
+    for axis, (size, expected) in enumerate(zip(shape, positions, strict=False)):
+        if size != expected:
             break
         spec[axis] = batch[axis]
     return spec

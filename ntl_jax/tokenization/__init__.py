@@ -1,4 +1,4 @@
-"""From text to ids and back, with numbers split into single digits."""
+"""Tokenizers, which split numbers into single digits or encode them as one token."""
 
 from ntl_jax.numbers.place_tokens import read_place_digit as read_place_digit
 from ntl_jax.numbers.place_tokens import read_place_value as read_place_value

@@ -11,7 +11,7 @@ VOCAB_SIZE = 512
 _DIGITS = tuple("0123456789")
 _PRINTABLE = map(chr, range(ord("!"), ord("~") + 1))
 _CHARACTERS = (SPACE, "\n", *(char for char in _PRINTABLE if char not in _DIGITS))
-# What questions about numbers are made of. At the start of a text no space precedes.
+# Words of questions about numbers. No space precedes those that start a text.
 _STARTS = """What Calculate Evaluate Let Solve Add Subtract Take Multiply Divide Round
 How If Find The"""
 _WORDS = """a about add after all and another are as at away be before between bought
@@ -29,8 +29,8 @@ _BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 def _pieces() -> list[tuple[str, float]]:
     """The vocabulary in the order of its ids, each piece with its score."""
     words = [*_STARTS.split(), *(SPACE + word for word in _WORDS.split())]
-    # One word (-1) beats the two or more characters (-2 each) that it replaces. The
-    # specials and the bytes are never read from text that merely spells their names.
+    # One word (-1) beats the two or more characters (-2 each) that it replaces. Text
+    # that merely spells the name of a special token or a byte is never read as one.
     never = -1000.0
     return [
         *((special, never) for special in (PAD, EOS, UNK)),
@@ -41,13 +41,13 @@ def _pieces() -> list[tuple[str, float]]:
 
 
 def builtin_tokenizer() -> HuggingFaceTokenizer:
-    """Builds the tokenizer; the same 512 tokens every time.
+    """Builds the tokenizer, always with the same 512 tokens.
 
     ``<pad>`` is 0, ``</s>`` 1, ``<unk>`` 2 and the digit d is 3 + d; every digit is a
     token of its own. Common words of questions about numbers are one token, other
-    words are characters, and what is not printable ASCII is spelt in UTF-8 bytes, so
-    that nothing is unknown. Decoding gives the text back, except that U+2581, which
-    stands for a space, comes back as one.
+    words are characters, and text that is not printable ASCII is encoded as UTF-8
+    bytes, so nothing is unknown. Decoding returns the text, except that U+2581, which
+    represents a space, becomes one.
 
     Returns:
         A tokenizer with ``len(tokenizer) == 512``.

@@ -14,13 +14,13 @@ class DigitTokenizer:
     """Splits every piece that holds a digit into its characters.
 
     T5's ``\u25811800`` becomes ``\u2581 1 8 0 0``. No token is added, so pretrained
-    embeddings stay as they are; the model only meets shorter pieces. Special and added
+    embeddings stay as they are; the model only sees shorter pieces. Special and added
     tokens (``<extra_id_0>``) stay whole, as do bytes (``<0xC3>``) and a piece with a
     character that has no token of its own.
 
     Args:
-        base: a fast tokenizer of `transformers`, or a `HuggingFaceTokenizer`. It is not
-            changed.
+        base: a fast tokenizer from `transformers`, or a `HuggingFaceTokenizer`. It is
+            not changed.
 
     Raises:
         TypeError: base is neither.
@@ -62,7 +62,7 @@ class DigitTokenizer:
         return self._base.decode(ids)
 
     def get_vocab(self) -> dict[str, int]:
-        """Every token with its id: the base's."""
+        """Every token of the base with its id."""
         return self._base.get_vocab()
 
     def added_tokens(self) -> dict[int, str]:
@@ -78,13 +78,13 @@ class DigitTokenizer:
 
 
 def _characters_of(base: HuggingFaceTokenizer) -> list[tuple[int, ...]]:
-    """For each id, the ids that stand for it: those of its characters, or itself."""
+    """For each id, the ids that replace it: those of its characters, or itself."""
     vocab = base.get_vocab()
     missing = sorted(_DIGITS - vocab.keys())
     if missing:
         raise ValueError(
-            f"the tokenizer has no token for the digits {', '.join(missing)}; take "
-            "one whose vocabulary holds 0 to 9"
+            f"the tokenizer has no token for the digits {', '.join(missing)}; use "
+            "one whose vocabulary contains 0 to 9"
         )
     added = base.added_tokens()
     table: list[tuple[int, ...]] = [

@@ -1,4 +1,4 @@
-"""The one way this package speaks to Hugging Face's Rust tokenizers."""
+"""The wrapper of Hugging Face's Rust tokenizers, and the interface that it has."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as RustTokenizer
 
 
 class Tokenizer(Protocol):
-    """What training and `NumberVocab` ask of a tokenizer."""
+    """The interface that training and `NumberVocab` need."""
 
     @property
     def pad_token_id(self) -> int: ...
@@ -33,13 +33,13 @@ class Tokenizer(Protocol):
 
 
 class HuggingFaceTokenizer:
-    """A Rust tokenizer whose every text ends with the end-of-sequence token.
+    """A Rust tokenizer that ends every text with the end-of-sequence token.
 
     Args:
-        backend: a `tokenizers.Tokenizer`. A copy is kept, that neither cuts nor pads.
-        pad_token_id: id that fills rows up; lengths, not this id, say what is padding.
-        eos_token_id: id appended to a text where the backend's own template does not.
-        unk_token_id: id that stands for what has no token; None: everything has one.
+        backend: a `tokenizers.Tokenizer`, which is copied, less truncation and padding.
+        pad_token_id: id of padding; masks are made from lengths, not from this id.
+        eos_token_id: id appended to a text where the backend's template does not.
+        unk_token_id: id of text without a token; None where all text has tokens.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class HuggingFaceTokenizer:
         return {token_id: token.content for token_id, token in added.items()}
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the files that `transformers.AutoTokenizer` and we read back.
+        """Writes files that `transformers.AutoTokenizer` and `load_tokenizer` read.
 
-        Digit splitting is no part of them: it is chosen anew where they are loaded.
+        They do not record digit splitting, which is chosen on loading.
         """
         from transformers import PreTrainedTokenizerFast  # slow to import, and optional
 
@@ -103,7 +103,7 @@ class HuggingFaceTokenizer:
 
 
 def from_transformers(tokenizer) -> HuggingFaceTokenizer:
-    """Wraps a fast tokenizer of `transformers`, which stays as it is.
+    """Wraps a fast tokenizer from `transformers`, which is not changed.
 
     A tokenizer without a padding token (GPT-2) is padded with its end-of-sequence
     token. That is safe because masks and labels are made from lengths, never by
@@ -122,7 +122,7 @@ def from_transformers(tokenizer) -> HuggingFaceTokenizer:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, RustTokenizer):
         raise TypeError(
-            f"{type(tokenizer).__name__} is no fast tokenizer; load it with "
+            f"{type(tokenizer).__name__} is not a fast tokenizer; load it with "
             "transformers.AutoTokenizer.from_pretrained(..., use_fast=True)"
         )
     eos = tokenizer.eos_token_id
@@ -136,6 +136,6 @@ def from_transformers(tokenizer) -> HuggingFaceTokenizer:
         backend,
         pad_token_id=eos if pad is None else pad,
         eos_token_id=eos,
-        # GPT-2 and Granite, which read bytes, name another token in its place.
+        # GPT-2 and Granite read bytes, and name another token as the unknown one.
         unk_token_id=None if unk in (eos, pad) else unk,
     )

@@ -10,7 +10,7 @@ from ntl_jax.tokenization.hugging_face import Tokenizer, from_transformers
 
 _FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
 _NAMING = ("tokenizer_config.json", "config.json")
-"""Files that say of what model the others are."""
+"""Files that name the type of the model."""
 
 
 def load_tokenizer(name: str, *, split_digits: bool = True) -> Tokenizer:
@@ -19,11 +19,11 @@ def load_tokenizer(name: str, *, split_digits: bool = True) -> Tokenizer:
     Args:
         name: ``"builtin"``; a local folder (or one with a leading ``~``) that
             `transformers` can read; or a hub id such as ``"google-t5/t5-small"``.
-        split_digits: whether numbers become single digits. The built-in tokenizer knows
-            nothing else.
+        split_digits: whether numbers become single digits, as the built-in tokenizer's
+            always do.
 
     Returns:
-        A tokenizer whose every encoded text ends with end-of-sequence.
+        A tokenizer that ends every encoded text with end-of-sequence.
 
     Raises:
         ValueError: there is no such folder or hub id, or the hub cannot be reached.
@@ -40,18 +40,16 @@ def load_tokenizer(name: str, *, split_digits: bool = True) -> Tokenizer:
         if folder.is_absolute() or name.startswith(("~", ".")):
             raise ValueError(f"no tokenizer folder {name!r}; check the path")
         try:
-            # AutoTokenizer itself would ask a hub that is out of reach twelve times,
-            # for a minute, and say so each time.
+            # AutoTokenizer would retry an unreachable hub twelve times, for a minute,
+            # and log each attempt.
             folder = fetch(name, _FILES)
         except (OSError, ValueError) as error:
             raise _cannot_load("hub id", name, error) from error
     if not folder.is_dir():
-        raise ValueError(
-            f"{name!r} is a file; name the folder of the tokenizer's files"
-        )
+        raise ValueError(f"{name!r} is a file; name the folder that contains it")
     if not any(map(_is_of_tokenizer, folder.iterdir())):
         raise ValueError(
-            f"{name!r} holds no tokenizer (tokenizer.json; or, with a config.json, "
+            f"{name!r} contains no tokenizer (tokenizer.json; or, with a config.json, "
             "spiece.model or vocab.json ...); name a folder or a hub id that does"
         )
 
@@ -59,7 +57,7 @@ def load_tokenizer(name: str, *, split_digits: bool = True) -> Tokenizer:
 
     try:
         base = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    # transformers raises these for whatever it could not load.
+    # transformers raises these for files that it cannot load.
     except (OSError, ValueError, KeyError) as error:
         if lacking := _lacking(folder):
             raise ValueError(
@@ -81,7 +79,7 @@ def _cannot_load(place: str, name: str, error: Exception) -> ValueError:
 
 
 def _lacking(folder: pathlib.Path) -> list[str]:
-    """What transformers lacks to read a tokenizer without tokenizer.json, as advice."""
+    """Advice on what transformers needs to read a tokenizer without tokenizer.json."""
     if (folder / "tokenizer.json").exists():
         return []
     advice = []
@@ -98,5 +96,5 @@ def _lacking(folder: pathlib.Path) -> list[str]:
 
 
 def _is_of_tokenizer(path: pathlib.Path) -> bool:
-    """Without such a file transformers would make up an empty tokenizer."""
+    """Whether it is a tokenizer's file; transformers reads none as an empty one."""
     return path.suffix == ".model" or path.stem.startswith(("token", "vocab"))

@@ -1,4 +1,4 @@
-"""Rows with blanks for an xVal model to fill in: masked numbers, masked tokens."""
+"""Masked numbers and tokens, which an xVal model predicts."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ IGNORE_INDEX = -100
 
 
 class MaskedRow(NamedTuple):
-    """A row with one number hidden.
+    """A row with one number masked.
 
     Attributes:
         ids: token ids, the mask where the number was.
@@ -27,18 +27,18 @@ class MaskedRow(NamedTuple):
 
 
 def mask_last_number(row: NumberedIds, *, num_id: int, mask_id: int) -> MaskedRow:
-    """Hides the last number of a row: of a question with its answer, the answer.
+    """Masks the last number of a row: in a question with its answer, the answer.
 
     Args:
         row: ids and values, as `XvalTokenizer.encode_numbers` gives them.
         num_id: the id of [NUM].
-        mask_id: the id that takes its place.
+        mask_id: the id that replaces it.
 
     Returns:
-        The row and what is asked for, four lists of one length.
+        The masked row and its labels, four lists of equal length.
 
     Raises:
-        ValueError: the row holds no number.
+        ValueError: the row contains no number.
 
     >>> row = NumberedIds([5, 9, 6, 9, 1], [1.0, 3.5, 1.0, -2.0, 1.0])
     >>> mask_last_number(row, num_id=9, mask_id=7)
@@ -48,12 +48,12 @@ def mask_last_number(row: NumberedIds, *, num_id: int, mask_id: int) -> MaskedRo
               label_values=[1.0, 1.0, 1.0, -2.0, 1.0])
 
     Source: *Regress, Don't Guess* (ICML 2025), its xVal baseline. There the sign stays
-    in the text; here it is hidden with the number.
+    in the text; here it is masked with the number.
     """
     ids, values = list(row.ids), list(row.values)
     if num_id not in ids:
         raise ValueError(
-            f"a row of {len(ids)} tokens holds no [NUM] (id {num_id}) to mask"
+            f"a row of {len(ids)} tokens contains no [NUM] (id {num_id}) to mask"
         )
     place = len(ids) - 1 - ids[::-1].index(num_id)
     labels, label_values = [IGNORE_INDEX] * len(ids), [1.0] * len(ids)
@@ -63,7 +63,7 @@ def mask_last_number(row: NumberedIds, *, num_id: int, mask_id: int) -> MaskedRo
 
 
 class MaskedBatch(NamedTuple):
-    """Rows with tokens hidden at random; what each field holds, see `MaskedRow`."""
+    """Rows with tokens masked at random; for the fields see `MaskedRow`."""
 
     ids: Int32[np.ndarray, "B T"]
     values: Float32[np.ndarray, "B T"]
@@ -80,22 +80,22 @@ def mask_at_random(
     mask_id: int,
     rng: np.random.Generator,
 ) -> MaskedBatch:
-    """Hides each token, numbers or not, with the same probability.
+    """Masks each token, number or not, with the same probability.
 
     Args:
         ids: tokens.
         values: numbers at [NUM], 1.0 elsewhere.
-        attention_mask: true where a token is none of padding, which is never hidden.
-        rate: the probability, in [0, 1]; xVal's package leaves it to its user.
-        mask_id: the id that takes a token's place, with the value 1.
-        rng: draws which; `numpy.random.default_rng([seed, step])` makes batches a
-            function of the step.
+        attention_mask: true where a token is not padding, which is never masked.
+        rate: the probability, in [0, 1]; xVal's package leaves it to the user.
+        mask_id: the id that replaces a token, with the value 1.
+        rng: the random generator; `numpy.random.default_rng([seed, step])` makes
+            batches a function of the step.
 
     Returns:
-        The rows and what is asked for.
+        The masked rows and their labels.
 
     Raises:
-        ValueError: another rate, or shapes that differ.
+        ValueError: a rate outside [0, 1], or shapes that differ.
 
     Source: Golkar et al. (2023), the masking of the package xVal.
     """
@@ -104,7 +104,7 @@ def mask_at_random(
     if not ids.shape == values.shape == attention_mask.shape:
         raise ValueError(
             f"ids {ids.shape}, values {values.shape} and attention_mask "
-            f"{attention_mask.shape} must have one shape"
+            f"{attention_mask.shape} must have the same shape"
         )
     hidden = (rng.random(ids.shape) < rate) & attention_mask.astype(bool)
     one = np.float32(1.0)

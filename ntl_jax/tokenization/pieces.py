@@ -1,4 +1,4 @@
-"""Token ids seen as the text that numbers are looked for in."""
+"""The text of token ids, in which numbers are found."""
 
 from typing import NamedTuple
 
@@ -6,16 +6,16 @@ from ntl_jax.numbers.token_kinds import WORD_START
 from ntl_jax.tokenization.digits import BYTE, DigitTokenizer
 
 DIGITS = "0123456789"
-_OPAQUE = "\ufffc"  # stands for bytes and special tokens: no digit, no letter
+_OPAQUE = "\ufffc"  # represents bytes and special tokens: not a digit or letter
 
 
 class NumberCounts(NamedTuple):
-    """What a row of ids holds.
+    """Counts of the numbers in a row of ids.
 
     Attributes:
         numbers: numbers written in number tokens.
-        malformed: those of them that no text is encoded as.
-        plain: runs of plain digit tokens: numbers that have no number tokens.
+        malformed: those of them that encoding never produces.
+        plain: runs of plain digit tokens: numbers without number tokens.
     """
 
     numbers: int
@@ -27,11 +27,11 @@ class Pieces:
     """The text of every token, and the ids of the tokens that numbers are written with.
 
     Args:
-        base: the tokenizer, whose digits are single tokens.
-        characters: what must be a token of its own.
+        base: the tokenizer, with digits as single tokens.
+        characters: those that must each be a token.
 
     Raises:
-        ValueError: a character is not.
+        ValueError: one of them is not.
     """
 
     def __init__(self, base: DigitTokenizer, characters: str = DIGITS) -> None:
@@ -39,8 +39,8 @@ class Pieces:
         missing = [character for character in characters if character not in vocab]
         if missing:
             raise ValueError(
-                f"the tokenizer has no token for {' '.join(missing)}; take one whose "
-                f"vocabulary holds each of {characters!r}"
+                f"the tokenizer has no token for {' '.join(missing)}; use one whose "
+                f"vocabulary contains each of {characters!r}"
             )
         self.end = max(vocab.values()) + 1
         self.ids = {character: vocab[character] for character in characters}
@@ -54,31 +54,31 @@ class Pieces:
                 self._texts[token_id] = piece
 
     def text(self, token_id: int) -> str:
-        """The text of one token; of ids beyond the vocabulary, one opaque character."""
+        """The text of a token; one opaque character for ids beyond the vocabulary."""
         return self._texts[token_id] if 0 <= token_id < self.end else _OPAQUE
 
     def join(self, ids: list[int]) -> tuple[str, dict[int, int]]:
-        """The text of a row, and which token begins at a place: {place: index}.
+        """The text of a row, and the token that begins at a position of it.
 
-        The end of the text is the place of token `len(ids)`.
+        Both as (text, {position: index}); the end of the text maps to `len(ids)`.
         """
         parts = [self.text(token_id) for token_id in ids]
-        starts, place = {}, 0
+        starts, position = {}, 0
         for index, part in enumerate(parts):
-            starts[place] = index
-            place += len(part)
-        return "".join(parts), starts | {place: len(ids)}
+            starts[position] = index
+            position += len(part)
+        return "".join(parts), starts | {position: len(ids)}
 
-    def written(self, number: str) -> list[int]:
-        """The ids that spell a number out."""
+    def spell(self, number: str) -> list[int]:
+        """The ids of a number's characters."""
         return [self.ids[character] for character in number]
 
-    def apart(self) -> list[int]:
-        """The ids that keep two numbers apart: a space, where it is a token."""
+    def separator(self) -> list[int]:
+        """The ids between two adjacent numbers: a space, where it is a token."""
         return [] if self.space is None else [self.space]
 
     def digit_runs(self, ids) -> int:
-        """How many runs of plain digit tokens there are."""
+        """The number of runs of plain digit tokens."""
         is_digit = [int(token_id) in self._digit_ids for token_id in ids]
         return sum(
             here and not before

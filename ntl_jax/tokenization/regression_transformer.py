@@ -1,4 +1,4 @@
-"""Digits that know their place: the tokens _d_p_ of the Regression Transformer."""
+"""Digits with their decimal place: the tokens _d_p_ of the Regression Transformer."""
 
 import os
 import re
@@ -31,7 +31,7 @@ class RegressionTransformerTokenizer:
         base: as for `DigitTokenizer`, or one; it is not changed.
 
     Raises:
-        TypeError: base is no fast tokenizer.
+        TypeError: base is not a fast tokenizer.
         ValueError: base has no token for a digit or the point.
 
     Attributes:
@@ -87,9 +87,9 @@ class RegressionTransformerTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """Text of the ids; negative ids and special tokens are dropped.
 
-        A number goes on while the place falls. Places that it jumps over are zeros, as
-        are those down to the ones (``_2_2_ _0_0_`` is 200). Two numbers without
-        anything between them are kept apart by a space.
+        A number continues while the place decreases. Skipped places are zeros, as are
+        missing ones down to the units (``_2_2_ _0_0_`` is 200). Two adjacent numbers
+        are separated by a space.
         """
         written: list[int] = []
         after_number = False
@@ -97,13 +97,13 @@ class RegressionTransformerTokenizer:
             if isinstance(part, int):
                 written.append(part)
             else:
-                written += self._pieces.apart() if after_number else []
-                written += self._pieces.written(_spelt(part))
+                written += self._pieces.separator() if after_number else []
+                written += self._pieces.spell(_spelled(part))
             after_number = not isinstance(part, int)
         return self._base.decode(written)
 
     def _parts(self, ids: Iterable[int]) -> list[int | dict[int, str]]:
-        """The ids with each number as one part, {place: digit}, places falling."""
+        """The ids with each number as one part, {place: digit}, places decreasing."""
         parts: list[int | dict[int, str]] = []
         for token_id in map(int, ids):
             offset = token_id - self.first_number_id
@@ -119,10 +119,10 @@ class RegressionTransformerTokenizer:
         return parts
 
     def counts(self, ids: Iterable[int]) -> NumberCounts:
-        """How many numbers a row holds, and how many are malformed.
+        """The numbers in a row, and how many of them are malformed.
 
-        Malformed are those that jump over a place, begin after the point or end before
-        the ones.
+        A number is malformed if it skips a place, begins after the point or ends before
+        the units.
 
         >>> from ntl_jax.tokenization import builtin_tokenizer
         >>> tokenizer = RegressionTransformerTokenizer(builtin_tokenizer())
@@ -151,11 +151,11 @@ class RegressionTransformerTokenizer:
 
 
 def _places(number: dict[int, str]) -> range:
-    """Every place that the number is written at, from its first to its last."""
+    """Every place of the number when written out, from its first to its last."""
     return range(max(*number, 0), min(*number, 0) - 1, -1)
 
 
-def _spelt(number: dict[int, str]) -> str:
+def _spelled(number: dict[int, str]) -> str:
     places = _places(number)
     digits = "".join(number.get(place, "0") for place in places)
     whole = places.start + 1
@@ -163,7 +163,7 @@ def _spelt(number: dict[int, str]) -> str:
 
 
 def padded_vocab_size(tokens: int, *, multiple: int = 64) -> int:
-    """The rows to give a model for so many tokens: the next multiple.
+    """The rows of a model's vocabulary for this many tokens: the next multiple.
 
     >>> padded_vocab_size(32420)  # T5's 32100 and the 320 number tokens
     32448

@@ -1,4 +1,4 @@
-"""Numbers as one token and a value beside it: xVal's text."""
+"""xVal's encoding of text: each number is one token with a value beside it."""
 
 import math
 import os
@@ -13,14 +13,14 @@ from ntl_jax.tokenization.digits import DigitTokenizer
 from ntl_jax.tokenization.pieces import DIGITS, NumberCounts, Pieces
 
 NUM, MASK = "[NUM]", "[MASK]"
-_BLANK = "<extra_id_0>"  # T5's own token for what is to be filled in
+_BLANK = "<extra_id_0>"  # T5's own mask token
 _SMALLEST = float(np.finfo(np.float32).tiny)
-_TOO_LARGE = (2 - 2.0**-24) * 2.0**127  # from here on float32 rounds to infinity
+_TOO_LARGE = (2 - 2.0**-24) * 2.0**127  # rounds to infinity in float32
 _MINUS = ("-", "\u2212")
 
 
 class NumberedIds(NamedTuple):
-    """Token ids, and the number at each place that holds [NUM], 1.0 elsewhere."""
+    """Token ids, and the number at each [NUM], 1.0 elsewhere."""
 
     ids: list[int]
     values: list[float]
@@ -31,22 +31,22 @@ class XvalTokenizer:
 
     Numbers are those of `ntl_jax.numbers.grammar`: with their sign where it belongs to
     them and is a token right before them, with thousands commas and exponents. So
-    -15.67 is one [NUM] worth -15.67. The value is all that is kept: 1.50 comes back as
-    1.5 and 1,000 as 1000. Numbers that are no normal float32 (beyond 3.4e38, or as
-    close to 0) stay in plain digits. A text that spells [NUM] is text.
+    -15.67 is one [NUM] with the value -15.67. Only the value is kept: 1.50 comes back
+    as 1.5 and 1,000 as 1000. Numbers that are not normal in float32 (beyond 3.4e38, or
+    as close to 0) stay in plain digits. The text "[NUM]" itself stays text.
 
     Args:
         base: as for `DigitTokenizer`, or one; it is not changed.
 
     Raises:
-        TypeError: base is no fast tokenizer.
+        TypeError: base is not a fast tokenizer.
         ValueError: base has no token for a digit, the point or the minus sign.
 
     Attributes:
-        base: what reads the rest of a text, numbers in digits.
+        base: the tokenizer of the rest of a text, which splits numbers into digits.
         num_id: the id of [NUM], which follows the base's.
-        mask_id: the id of what stands for a blank: the base's <extra_id_0> or, where it
-            has none, one more token, [MASK].
+        mask_id: the id of the mask: the base's <extra_id_0> or, where it has none, one
+            more token, [MASK].
 
     Example:
         >>> from ntl_jax.tokenization import builtin_tokenizer
@@ -89,7 +89,7 @@ class XvalTokenizer:
             if first is None or last is None or not _is_normal(number, magnitude):
                 continue
             kept += ids[copied:first]
-            # The minus stays text where something stands between it and the digits.
+            # The minus stays text where something separates it from the digits.
             signed = math.copysign(1, number.value) < 0 and self._drop_minus(kept)
             values += [1.0] * (len(kept) - len(values))
             kept.append(self.num_id)
@@ -99,18 +99,18 @@ class XvalTokenizer:
         return NumberedIds(kept, values + [1.0] * (len(kept) - len(values)))
 
     def _drop_minus(self, ids: list[int]) -> bool:
-        """Takes a minus off the end of the ids, leaving the space before it."""
+        """Removes a minus from the end of the ids, but not the space before it."""
         piece = self._pieces.text(ids[-1]) if ids else ""
         if bare(piece) not in _MINUS:
             return False
         del ids[-1]
-        ids += self._pieces.apart() if bare(piece) != piece else []
+        ids += self._pieces.separator() if bare(piece) != piece else []
         return True
 
     def decode_numbers(self, ids: Iterable[int], values: Iterable[float]) -> str:
         """Text of the ids, each [NUM] as its value in plain decimals.
 
-        The digits are the fewest that give the value back in its own type: pass float32
+        The digits are the fewest that identify the value in its own type: pass float32
         values as a float32 array. A value that is not finite is left out.
         """
         written: list[int] = []
@@ -119,14 +119,14 @@ class XvalTokenizer:
             if token_id != self.num_id:
                 written.append(int(token_id))
             elif math.isfinite(value):
-                written += self._pieces.apart() if after_number else []
+                written += self._pieces.separator() if after_number else []
                 number = np.format_float_positional(value, trim="-")
-                written += self._pieces.written(number)
+                written += self._pieces.spell(number)
             after_number = token_id == self.num_id
         return self.base.decode(written)
 
     def counts(self, ids: Iterable[int], values: Iterable[float]) -> NumberCounts:
-        """How many [NUM] a row holds, and how many of them have no finite value."""
+        """The [NUM] in a row, and how many of them have no finite value."""
         ids = [int(token_id) for token_id in ids]
         found = [
             math.isfinite(value)
@@ -146,7 +146,7 @@ class XvalTokenizer:
         return [row.ids for row in self.encode_numbers_batch(texts)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of the ids without their numbers and blanks."""
+        """Text of the ids without their numbers and masks."""
         return self.base.decode(i for i in ids if i < self.num_id)
 
     def get_vocab(self) -> dict[str, int]:
@@ -164,7 +164,7 @@ class XvalTokenizer:
 
 
 def _is_normal(number: Number, magnitude: float) -> bool:
-    """Whether float32 holds the number with all of its precision."""
+    """Whether the number is normal in float32, with its full precision."""
     if number.value == 0:
         return True
     return _SMALLEST <= magnitude < _TOO_LARGE

@@ -32,6 +32,6 @@ def test_damaged_lines_are_those_that_the_tests_found():
         for line, wrong, right in rows
     }
     assert listed == DAMAGED
-    counts = f"{len(DAMAGED)} (below), zeros too many in {len(ZEROS)} "
+    counts = f"{len(DAMAGED)} (below), extra zeros in {len(ZEROS)} "
     assert counts in PAGE.replace("\n", " ").replace("  ", " ")
     assert str(SPACED)[1:-1] in PAGE

@@ -15,6 +15,7 @@ from ntl_jax import Objective, distances
 from ntl_jax.losses import (
     cross_entropy,
     digit_weights,
+    ntl_huber_from_stats,
     ntl_was,
     number_level_loss,
     predict_numbers,
@@ -35,6 +36,12 @@ def by_objective(logits, labels):
     return OBJECTIVE.total(OBJECTIVE(stats, labels, VOCAB))
 
 
+def by_name(logits, labels):
+    stats = stats_from_logits(labels=labels, logits=logits, vocab=VOCAB)
+    value, weight = ntl_huber_from_stats(vocab=VOCAB, labels=labels, stats=stats)
+    return value.sum() / weight.sum()
+
+
 LOSSES = {
     "cross_entropy": partial(cross_entropy, vocab_size=14, reduction="mean"),
     "ntl_was": partial(ntl_was, vocab=VOCAB, reduction="mean"),
@@ -51,6 +58,7 @@ LOSSES = {
     "ntil": partial(ntil, vocab=VOCAB, reduction="mean"),
     "predict_numbers": lambda logits, _: predict_numbers(logits, VOCAB)[0].sum(),
     "objective": by_objective,
+    "arguments by name": by_name,
 }
 
 

@@ -224,7 +224,7 @@ def test_errors_name_what_is_wrong(unhooked):
         Objective(ce=None, was=None)
     with pytest.raises(ValueError, match="'label' or 'gaussian', not 'mean'"):
         Objective(cdf_target="mean")
-    with pytest.raises(ValueError, match="a squash or a distance, not both"):
+    with pytest.raises(ValueError, match="squash or distance, not both"):
         Objective(squash=2.0, distance=jnp.ones((10, 10)))
     with pytest.raises(dataclasses.FrozenInstanceError):
         Objective().was = 0.5
@@ -234,8 +234,8 @@ def test_errors_name_what_is_wrong(unhooked):
 @pytest.mark.parametrize("kind", [float, np.float32])
 @pytest.mark.parametrize("value", [-0.5, math.nan, math.inf])
 def test_what_is_no_coefficient_is_refused(name, kind, value, unhooked):
-    said = rf"coefficient {name} must be at least 0 and finite, not {value}\."
-    with pytest.raises(ValueError, match=said):
+    message = rf"coefficient {name} must be at least 0 and finite, not {value}\."
+    with pytest.raises(ValueError, match=message):
         Objective(**{name: kind(value)})
 
 

@@ -32,8 +32,8 @@ from ntl_jax.losses.baselines import (
 )
 
 ALONE = partial(Objective, ce=None, was=None)
-RIVALS = ("dist2", "smmd", "digit_entropy", "ntil", "raft")
-EVERY = ("ce", "gce", "was", "cdf", "mse", "mae", "huber", "number_level", *RIVALS)
+BASELINES = ("dist2", "smmd", "digit_entropy", "ntil", "raft")
+EVERY = ("ce", "gce", "was", "cdf", "mse", "mae", "huber", "number_level", *BASELINES)
 
 
 def soft_cdf(logits, labels, vocab, **options):

@@ -68,5 +68,5 @@ def test_nothing_to_learn_from_is_named():
         trivial_baselines([])
     with pytest.raises(ValueError, match="1 references, 0 to take"):
         trivial_baselines(["1"], train_references=[])
-    with pytest.raises(ValueError, match="reference 1 holds no number"):
+    with pytest.raises(ValueError, match="reference 1 contains no number"):
         trivial_baselines(["1"], train_references=["1", "one"])

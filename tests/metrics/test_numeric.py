@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ntl_jax.metrics import numeric_metrics
+from ntl_jax.metrics import numeric_metrics, rounded_accuracy
 
 
 def test_hand_made_case():
@@ -307,9 +307,35 @@ def test_baselines_do_not_depend_on_predictions():
 
 
 def test_errors_name_the_row_and_the_numbers():
-    with pytest.raises(ValueError, match=r"reference 1 holds no number: 'none'"):
+    with pytest.raises(ValueError, match=r"reference 1 contains no number: 'none'"):
         numeric_metrics(["1", "2"], ["1", "none"])
     with pytest.raises(ValueError, match="1 predictions for 2 references"):
         numeric_metrics(["1"], ["1", "2"])
     with pytest.raises(ValueError, match="0 predictions for 0 references"):
         numeric_metrics([], [])
+
+
+@pytest.mark.parametrize(
+    ("predictions", "targets", "decimals", "share"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 2, 1.0),
+        ([1.0049, -2.0051], [1.0, -2.0], 2, 0.5),
+        ([1.4, 2.6], [1.0, 2.0], 0, 0.5),
+        ([0.12], [0.1234], 2, 1.0),
+        ([np.inf, -np.inf, np.nan], [1.0, 1.0, 1.0], 2, 0.0),
+        ([1e307, 1e16 + 2], [1e307, 1e16], 2, 0.5),
+    ],
+)
+def test_share_that_is_right_once_rounded(predictions, targets, decimals, share):
+    got = rounded_accuracy(np.array(predictions), np.array(targets), decimals=decimals)
+    assert got == share
+
+
+def test_numbers_that_cannot_be_rounded_and_compared_are_refused():
+    one = np.array([1.0])
+    with pytest.raises(ValueError, match=r"\(1,\) and targets \(2,\)"):
+        rounded_accuracy(one, np.array([1.0, 2.0]))
+    with pytest.raises(ValueError, match=r"\(0,\)"):
+        rounded_accuracy(one[:0], one[:0])
+    with pytest.raises(ValueError, match="1 targets are not finite"):
+        rounded_accuracy(one, np.array([np.nan]))

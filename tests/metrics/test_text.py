@@ -155,7 +155,7 @@ def test_errors_name_the_numbers():
             metric(["a"], ["a", "b"])
         with pytest.raises(ValueError, match="0 predictions for 0 references"):
             metric([], [])
-    with pytest.raises(ValueError, match="2 references without a token"):
+    with pytest.raises(ValueError, match="2 references without tokens"):
         token_accuracy([[1], [2]], [[], []])
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         corpus_bleu(["a"], ["a"], paper_compat=True, batch_size=0)

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from ntl_jax.losses.number_heads import xval_loss
-from ntl_jax.metrics.rounded import rounded_accuracy
+from ntl_jax.metrics import rounded_accuracy
 from ntl_jax.models import NumformerConfig, bind, init_params
 from ntl_jax.numbers.value_scales import ValueScale
 from ntl_jax.tokenization import XvalTokenizer, builtin_tokenizer, mask_last_number

@@ -1,4 +1,4 @@
-"""The table of the models' parity: what the README says of it holds."""
+"""The parity of the models, in docs/models.md, is within its bounds."""
 
 import pytest
 

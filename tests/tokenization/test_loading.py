@@ -1,4 +1,4 @@
-"""Tokenizers by name: what cannot be had is told in a line, and at once."""
+"""Tokenizers by name; failures are reported at once, in one line."""
 
 import json
 import sys
@@ -16,11 +16,11 @@ def test_load_errors_are_one_line_that_names_the_remedy(tmp_path):
         load_tokenizer("/no/such")
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps({}))
-    with pytest.raises(ValueError, match="is a file; name the folder"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json' is a file"):
         load_tokenizer(str(file))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "t5"}')
-    with pytest.raises(ValueError, match="model' holds no tokenizer"):
+    with pytest.raises(ValueError, match=r"model'.*tokenizer\.json; or"):
         load_tokenizer(str(tmp_path / "model"))
     with pytest.raises(ValueError, match=r"from the folder .*name 'builtin'") as error:
         load_tokenizer(str(tmp_path))  # whose tokenizer.json is empty
@@ -93,7 +93,7 @@ def test_what_was_fetched_before_needs_no_hub(hub, capfd):
     (stored / "refs").mkdir()
     (stored / "refs" / "main").write_text(files.name)
     (files / "config.json").write_text('{"model_type": "t5"}')
-    with pytest.raises(ValueError, match="'some/model' holds no tokenizer"):
+    with pytest.raises(ValueError, match=r"'some/model'.*tokenizer\.json; or"):
         load_tokenizer("some/model")
     builtin_tokenizer().save(files)
     ids = load_tokenizer("some/model").encode("What is 12 plus 3?")

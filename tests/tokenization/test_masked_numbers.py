@@ -35,7 +35,7 @@ def test_the_answer_is_hidden_with_its_sign():
 
 
 def test_a_row_without_a_number_is_refused():
-    with pytest.raises(ValueError, match=r"holds no \[NUM\] \(id 512\) to mask"):
+    with pytest.raises(ValueError, match=r"\[NUM\] \(id 512\)"):
         masked("none")
 
 
@@ -79,7 +79,7 @@ def test_none_and_all(rate, share):
 def test_bad_rates_and_shapes_are_refused():
     ids, values, seen = batch(rows=3)
     rng = np.random.default_rng(0)
-    with pytest.raises(ValueError, match=r"rate is 1.5; it must lie in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"rate is 1\.5.*\[0, 1\]"):
         mask_at_random(ids, values, seen, rate=1.5, mask_id=MASK, rng=rng)
-    with pytest.raises(ValueError, match="must have one shape"):
+    with pytest.raises(ValueError, match=r"ids \(.*values \(.*attention_mask \("):
         mask_at_random(ids, values[:2], seen, rate=0.5, mask_id=MASK, rng=rng)

@@ -142,5 +142,5 @@ def test_a_base_without_a_minus_is_refused():
             vocab = super().get_vocab()
             return {token: i for token, i in vocab.items() if token != "-"}
 
-    with pytest.raises(ValueError, match=r"no token for -; take"):
+    with pytest.raises(ValueError, match="no token for -"):
         XvalTokenizer(NoMinus(builtin_tokenizer()))

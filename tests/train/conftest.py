@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.train.fake_bucket import FakeBucket
+from tests.train.checkpointing.fake_bucket import FakeBucket
 from tests.train.helpers import COMPARED, SHALLOW, tiny_task
 from tests.train.runs import train
 from train.reporting.compare import run_comparison

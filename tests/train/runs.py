@@ -46,7 +46,7 @@ ARGUMENTS = [
 FLAGS = ""
 """XLA_FLAGS: compiled as users compile, not as the tests' own process does."""
 QUICK = "--xla_backend_optimization_level=0"
-"""XLA_FLAGS for runs on several hosts, of which all but the first compile anew."""
+"""XLA_FLAGS for runs on several hosts, of which all but the first recompile."""
 
 
 @functools.cache
@@ -69,7 +69,7 @@ def start(
     hosts: int = 1,
     devices: int = 1,
     flags: str = FLAGS,
-    anew: bool = False,
+    recompile: bool = False,
     of_last: Sequence[str] = (),
 ) -> list[subprocess.Popen[str]]:
     """Starts a run on `hosts` processes of `devices` simulated devices each.
@@ -80,12 +80,12 @@ def start(
         hosts: processes.
         devices: of each.
         flags: of XLA.
-        anew: compiles everything, instead of taking what an earlier run compiled.
+        recompile: compiles everything, instead of taking what an earlier run compiled.
         of_last: more flags, of the last process alone.
     """
     flags = f"{flags} --xla_force_host_platform_device_count={devices}"
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    if not anew:
+    if not recompile:
         environment["JAX_COMPILATION_CACHE_DIR"] = programs()
         environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     command = [sys.executable, "-m", "train", *ARGUMENTS, "--run-dir", str(run_dir)]
@@ -95,7 +95,7 @@ def start(
         place: list[str] = []
         if hosts > 1:
             place = ["--hosts.coordinator", address, "--hosts.count", str(hosts)]
-            place += ["--hosts.index", str(index), "--hosts.lost-after", "10"]
+            place += ["--hosts.index", str(index), "--hosts.heartbeat-timeout", "10"]
         if index == hosts - 1:
             place += of_last
         processes.append(

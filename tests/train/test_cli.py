@@ -121,7 +121,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", ERRORS)
 def test_an_error_is_one_message_and_a_status(case, jsonl):
     arguments, named = ERRORS[case]

@@ -69,10 +69,10 @@ def test_programs_are_kept_between_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     cache = tmp_path / "cache"
     flags = ["--steps=4", "--optimizer.warmup-steps=2", f"--compilation-cache={cache}"]
-    train(tmp_path / "first", *flags, anew=True)
+    train(tmp_path / "first", *flags, recompile=True)
     kept = sorted(path.name for path in cache.iterdir() if path.name.endswith("cache"))
     assert any("train_step" in name for name in kept), kept
-    train(tmp_path / "second", *flags, anew=True)
+    train(tmp_path / "second", *flags, recompile=True)
     again = sorted(path.name for path in cache.iterdir() if path.name.endswith("cache"))
     assert again == kept  # nothing was compiled anew
     assert jax.config.jax_compilation_cache_dir is None  # of this process

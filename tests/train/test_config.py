@@ -131,9 +131,9 @@ def test_a_program_that_cannot_run_is_refused_before_anything_is_written(
 
 def test_flags_of_hosts_are_looked_at_before_hosts_are_waited_for(capsys):
     flags = ["--hosts.coordinator", "localhost:1", "--hosts.count", "2"]
-    flags += ["--hosts.index", "0", "--hosts.lost-after", "0"]
+    flags += ["--hosts.index", "0", "--hosts.heartbeat-timeout", "0"]
     assert main(["quickstart", *flags]) == 1
-    assert "error: --hosts.lost-after is 0: it must" in capsys.readouterr().err
+    assert "error: --hosts.heartbeat-timeout is 0: it must" in capsys.readouterr().err
 
 
 def test_mesh_shape_fills_in():

@@ -1,20 +1,24 @@
-"""Checkpoints with orbax: parameters, training state and config, one folder a step."""
+"""Checkpoints with orbax, one folder per step: parameters, training state, config."""
 
 import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
 
-from train.checkpointing.damage import checked_sums, is_denied, is_of_files
-from train.checkpointing.digests import differences, digests, kinds
-from train.checkpointing.first_save import ready_first_save
+from train.checkpointing.digests import check_digest_texts, differences, digests, kinds
+from train.checkpointing.errors import (
+    DamagedError,
+    MismatchError,
+    SaveError,
+    is_denied,
+    is_of_files,
+    writing_checkpoint,
+)
 from train.checkpointing.folder import COMMITTED, DAMAGED_FOLDER, FOLDER, open_manager
-from train.checkpointing.saving import SaveError, quieten_threads, writing_checkpoint
 from train.checkpointing.storage import (
     AnyPath,
     closed_part,
@@ -30,33 +34,23 @@ logger = logging.getLogger("train")
 T = TypeVar("T")
 
 
-class DamagedError(ConfigError):
-    """A checkpoint that cannot be read, or whose arrays are not those saved."""
-
-
-class MismatchError(ConfigError):
-    """A checkpoint that is whole, but of another model or optimizer than asked for."""
-
-
 class Checkpointer:
     """Saves and restores train states under `run_dir/checkpoints`.
 
     The parameters are an item of their own, so that prediction and export read a third
     of the bytes. Saving is asynchronous; leaving the context waits for it. A folder
-    gets its name when all in it is written, or in a bucket its file `COMMITTED`: killed
-    before that, it does not count.
+    gets its name once everything in it is written, or in a bucket its file `COMMITTED`:
+    killed before that, it does not count.
 
     Args:
         run_dir: the run's folder, on storage that every host sees.
-        keep: for the run that writes here, how many checkpoints to keep; what a killed
-            run left half-written is then removed.
+        keep: how many checkpoints a training run keeps; it also deletes what a killed
+            run left half-written. None reads only.
     """
 
     def __init__(self, run_dir: AnyPath, *, keep: int | None = None) -> None:
         self._run_dir, self._keep = run_dir, keep
         self._pending: int | None = None
-        self._prepared: Future[None] | None = None
-        quieten_threads(run_dir)
         self._manager = open_manager(run_dir, keep)
 
     def __enter__(self) -> "Checkpointer":
@@ -68,30 +62,27 @@ class Checkpointer:
         except SaveError:
             if kind is None:
                 raise
-            if not isinstance(error, SaveError):  # which says so itself
+            if not isinstance(error, SaveError):  # which names the step itself
                 logger.warning("the checkpoint of step %s is lost", self._pending)
         finally:
             with self._writing():
                 self._manager.close()
 
     def check(self) -> None:
-        """Waits for nothing, but tells as soon as a step can be what a save met.
+        """Raises a failed save's error without waiting for one that still runs.
 
         Raises:
-            SaveError: what was saved last could not be written.
-            ConfigError: there will be no room to save.
+            SaveError: the last save failed.
         """
-        if self._prepared is not None and self._prepared.done():
-            self._await_prepared()
         if self._pending is not None and not self._manager.is_saving_in_progress():
             self.wait()
             self._pending = None
 
     def wait(self) -> None:
-        """Waits until what was saved is on disk.
+        """Waits until the last save is on disk.
 
         Raises:
-            SaveError: it could not be written.
+            SaveError: it failed.
         """
         with self._writing():
             self._manager.wait_until_finished()
@@ -101,55 +92,40 @@ class Checkpointer:
         """The newest complete step, or None."""
         return self._manager.latest_step()
 
-    def prepare(self, state: TrainState) -> None:
-        """Readies, beside other work, what the first save of such a state needs.
-
-        That are the programs of its checksums and, for GPUs, pinned host memory, for
-        which the steps would wait. The save itself waits until both are there.
-        """
-        self._prepared = ready_first_save(_saved(state))
-
     def save(self, state: TrainState, config: dict[str, Any]) -> None:
         """Writes the state under its own step, unless that step is there already.
 
         Raises:
-            SaveError: this save or the one before could not be written.
-            ConfigError: there is no room to save.
+            SaveError: this save or the one before failed.
         """
         step = int(state.step)
         if self._manager.latest_step() == step:
             return
-        self.wait()  # so that an error is of the step that it names
-        self._await_prepared()
-        saved = _saved(state)
-        sums = digests(saved)
+        self.wait()  # so that an error names the right step
+        items = {"params": state.params, "training": _training(state)}
+        checksums = digests(items)
         self._pending = step
         with self._writing():
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    params=ocp.args.StandardSave(saved["params"]),
-                    training=ocp.args.StandardSave(saved["training"]),
+                    params=ocp.args.StandardSave(items["params"]),
+                    training=ocp.args.StandardSave(items["training"]),
                     config=ocp.args.JsonSave(config),
-                    checksums=ocp.args.JsonSave(sums),
+                    checksums=ocp.args.JsonSave(checksums),
                 ),
             )
-
-    def _await_prepared(self) -> None:
-        if self._prepared is not None:
-            self._prepared.result()
-            self._prepared = None
 
     def _writing(self) -> contextlib.AbstractContextManager[None]:
         return writing_checkpoint(self._run_dir / FOLDER, self._pending)
 
     def newest(self, read: Callable[[int], T]) -> tuple[int, T] | None:
-        """What `read` makes of the newest step that is whole; None without any step.
+        """The newest whole step and the result of `read` on it; None without any step.
 
         Raises:
             DamagedError: no step is whole.
-            MismatchError: the newest that is whole is of another model or optimizer; no
-                older one is taken for it.
+            MismatchError: the newest whole step is of another model or optimizer; no
+                older one is taken in its place.
         """
         damaged: DamagedError | None = None
         for step in sorted(self._manager.all_steps(), reverse=True):
@@ -167,7 +143,7 @@ class Checkpointer:
         return None
 
     def quarantine_after(self, step: int) -> None:
-        """Moves the checkpoints after `step`, which are damaged, out of the way."""
+        """Moves the checkpoints after `step`, which are damaged, to `damaged/`."""
         later = [other for other in self._manager.all_steps() if other > step]
         if not later:
             return
@@ -180,13 +156,13 @@ class Checkpointer:
                     while target.exists():
                         target = target.with_name(target.name + "-again")
                     target.parent.mkdir(exist_ok=True)
-                step = self._run_dir / FOLDER / str(other)
-                move_folder(step, target, last_of=COMMITTED)
+                source = self._run_dir / FOLDER / str(other)
+                move_folder(source, target, last_of=COMMITTED)
                 moved.append(str(target))
             return moved
 
-        for place in broadcast_from_coordinator(move):
-            logger.warning("moved the damaged checkpoint to %s", place)
+        for target in broadcast_from_coordinator(move):
+            logger.warning("moved the damaged checkpoint to %s", target)
         try:
             self._manager.reload()
         except ValueError:  # as in `open_manager`
@@ -206,32 +182,31 @@ class Checkpointer:
         return TrainState(params=restored["params"], **restored["training"])
 
     def read(self, step: int) -> dict[str, Any]:
-        """Reads every array back, whole and onto one device, wherever it was saved."""
+        """Reads every array unsharded onto one device, whatever its mesh was."""
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         saved = self._manager.item_metadata(step)
-
-        def abstract(name: str) -> Any:
-            return jax.tree.map(
+        abstract = {
+            name: jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(
                     leaf.shape, leaf.dtype, sharding=device
                 ),
                 saved[name],
             )
-
-        names = ("params", "training")
-        restored = self._restore(step, **{name: abstract(name) for name in names})
-        return {"params": restored["params"], "training": restored["training"]}
+            for name in ("params", "training")
+        }
+        restored = self._restore(step, **abstract)
+        return {name: restored[name] for name in abstract}
 
     def restore_params(self, step: int, abstract: Params) -> Params:
         """Reads the parameters alone."""
         return self._restore(step, params=abstract)["params"]
 
     def newest_params(self, abstract: Params) -> Params:
-        """The parameters of the newest step that is whole.
+        """The parameters of the newest whole step.
 
         Raises:
             ConfigError: there is no step, or one that this user may not read.
-            DamagedError: there is none that is whole.
+            DamagedError: no step is whole.
         """
         found = self.newest(lambda step: self.restore_params(step, abstract))
         if found is None:
@@ -239,51 +214,52 @@ class Checkpointer:
         return found[1]
 
     def _restore(self, step: int, **abstract: Any) -> Any:
-        why, denied, other, restored, sums = "", "", "", None, {}
+        """Reads items and compares their checksums; all hosts raise alike or none."""
+        failure: ConfigError | None = None
+        restored, checksums = None, {}
         items = {name: ocp.args.StandardRestore(of) for name, of in abstract.items()}
         try:
             only = ocp.args.Composite(checksums=ocp.args.JsonRestore())
-            sums = checked_sums(self._manager.restore(step, args=only)["checksums"])
-            other = self._difference(step, abstract, sums)
-            if not other:
+            content = self._manager.restore(step, args=only)["checksums"]
+            checksums = check_digest_texts(content)
+            failure = self._mismatch(step, abstract, checksums)
+            if failure is None:
                 restored = self._manager.restore(step, args=ocp.args.Composite(**items))
         except Exception as error:
             if not is_of_files(error):
                 raise
             raise_out_of_reach(self._run_dir, error)
-            why = str(error).split("\n")[0][:200]
-            denied = self._denied(step, error)
-        assert_all_hosts(not denied, denied)
-        assert_all_hosts(not why, self._damaged(step, why), DamagedError)
-        assert_all_hosts(not other, other, MismatchError)
+            failure = self._unreadable(step, error)
+        for kind in (ConfigError, DamagedError, MismatchError):
+            assert_all_hosts(type(failure) is not kind, str(failure), kind)
         assert restored is not None
-        found = digests({name: restored[name] for name in items})
-        for name, value in found.items():
-            if sums.get(name) != value:
-                changed = f"{name} is {value}, and was {sums.get(name)} when saved"
-                raise DamagedError(self._damaged(step, changed))
+        for name, value in digests({name: restored[name] for name in items}).items():
+            if checksums.get(name) != value:
+                raise self._damaged(
+                    step, f"{name} is {value}, and was {checksums.get(name)} when saved"
+                )
         return restored
 
-    def _difference(
-        self, step: int, abstract: dict[str, Any], sums: dict[str, str]
-    ) -> str:
-        """How the arrays asked for differ from those that were saved; "" if not at all.
+    def _mismatch(
+        self, step: int, abstract: dict[str, Any], checksums: dict[str, str]
+    ) -> MismatchError | None:
+        """Compares the names, shapes and dtypes requested with those saved.
 
         Raises:
-            ValueError: what says how they were saved contradicts itself.
+            ValueError: the files of the checkpoint contradict each other.
         """
         asked = kinds(abstract)
         saved = {
             name: kind.rpartition(" ")[0]
-            for name, kind in sums.items()
+            for name, kind in checksums.items()
             if name.split("/")[0] in abstract
         }
         if asked == saved:
-            return ""
+            return None
         stored = self._manager.item_metadata(step)
         if kinds({name: stored[name] for name in abstract}) != saved:
             raise ValueError("its arrays are not those of its checksums")
-        return (
+        return MismatchError(
             f"the checkpoint {self._manager.directory / str(step)} is of another model "
             "or optimizer than its run's:\n  "
             + "\n  ".join(differences(saved, asked))
@@ -291,29 +267,27 @@ class Checkpointer:
             "version that wrote it."
         )
 
-    def _denied(self, step: int, error: BaseException) -> str:
-        """What to say of files that may not be read: that tells nothing of what lies in
-        them. "" where they may."""
-        folder = self._manager.directory / str(step)
-        # Of a folder that is closed orbax says that what lies in it is missing.
+    def _unreadable(self, step: int, error: Exception) -> ConfigError:
+        """The error for a checkpoint that this user may not read, or a damaged one."""
+        folder, reason = self._manager.directory / str(step), _first_line(error)
+        # Of a folder that may not be listed orbax says that its content is missing.
         closed = closed_part(folder)
         if closed is None and not is_denied(error):
-            return ""
-        why = closed or str(error).split("\n")[0][:200]
-        return (
-            f"the checkpoint {folder} may not be read by this user ({why}): mend its "
-            "permissions."
+            return self._damaged(step, reason)
+        return ConfigError(
+            f"the checkpoint {folder} may not be read by this user "
+            f"({closed or reason}): change its permissions."
         )
 
-    def _damaged(self, step: int, why: str) -> str:
-        return (
+    def _damaged(self, step: int, reason: str) -> DamagedError:
+        return DamagedError(
             f"the checkpoint {self._manager.directory / str(step)} cannot be read "
-            f"({why}): copy it anew, or delete the folder to use an older one."
+            f"({reason}): copy it again, or delete the folder to use an older one."
         )
 
 
-def _saved(state: TrainState) -> dict[str, Any]:
-    return {"params": state.params, "training": _training(state)}
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n")[0][:200]
 
 
 def _training(state: TrainState) -> dict[str, Any]:

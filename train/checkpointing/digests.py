@@ -1,4 +1,4 @@
-"""A number for the content of each array, the same however the array is spread out."""
+"""A checksum of each array, the same however the array is sharded."""
 
 import math
 from typing import Any
@@ -13,15 +13,15 @@ _SHOWN = 5  # differences
 def digests(tree: Any) -> dict[str, str]:
     """The dtype, shape and digest of every array, by its path.
 
-    Each element's bits are mixed with its place, and the results added up modulo 2^32:
-    on the devices, each its own shards, so that no array is gathered. Change one
-    element, and the digest surely changes; any other change goes unseen once in 2^32.
+    Each element's bits are hashed with its index, and the hashes summed modulo 2^32 on
+    the devices, per shard, so that no array is gathered. A change of one element always
+    changes the digest; any other change is missed with probability 2^-32.
 
     Returns:
-        Texts as ``float32[8,16] 1f3a90bc``.
+        Texts such as ``float32[8,16] 1f3a90bc``.
     """
-    # One by one: simulated devices end the process where many programs with sums over
-    # devices wait for each other.
+    # One after the other: simulated devices abort the process where many programs that
+    # sum over devices wait for each other.
     sums = [int(_digest(leaf)) for leaf in jax.tree.leaves(tree)]
     return {
         name: f"{kind} {number:08x}"
@@ -29,10 +29,15 @@ def digests(tree: Any) -> dict[str, str]:
     }
 
 
-def compile_digests(tree: Any) -> None:
-    """Compiles what `digests` will run, for arrays of these shapes and shardings."""
-    for leaf in jax.tree.leaves(tree):
-        _digest.lower(leaf).compile()  # of those alike once
+def check_digest_texts(content: Any) -> dict[str, str]:
+    """The checksums of a checkpoint, from its JSON file.
+
+    Raises:
+        ValueError: the file holds anything but one text per array.
+    """
+    if isinstance(content, dict) and all(isinstance(v, str) for v in content.values()):
+        return content
+    raise ValueError("its checksums are not one text per array")
 
 
 def kinds(tree: Any) -> dict[str, str]:
@@ -50,7 +55,7 @@ def kinds(tree: Any) -> dict[str, str]:
 
 
 def differences(saved: dict[str, str], asked: dict[str, str]) -> list[str]:
-    """A line for each array that `kinds` says something else of, but for too many.
+    """One line per array whose `kinds` differ, for the first few.
 
     >>> differences({"a": "float32[8]"}, {"a": "float32[9]"})
     ['a: float32[8] saved, float32[9] asked for']
@@ -67,20 +72,20 @@ def differences(saved: dict[str, str], asked: dict[str, str]) -> list[str]:
 
 @jax.jit
 def _digest(array: jax.Array) -> jax.Array:
-    """u32 []: the sum of the mixed elements."""
+    """u32 []: the sum of the hashed elements."""
     array = jnp.asarray(array)
     if array.dtype == jnp.bool_:
         array = array.astype(jnp.uint8)
     unsigned = jnp.dtype(f"uint{8 * array.dtype.itemsize}")
     bits = jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32)
-    place = jnp.zeros(array.shape, jnp.uint32)
+    index = jnp.zeros(array.shape, jnp.uint32)
     for axis, _ in enumerate(array.shape):
         stride = np.uint32(math.prod(array.shape[axis + 1 :]) % 2**32)
-        place += jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis) * stride
-    return jnp.sum(_mixed(bits ^ _mixed(place + np.uint32(1))), dtype=jnp.uint32)
+        index += jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis) * stride
+    return jnp.sum(_hash(bits ^ _hash(index + np.uint32(1))), dtype=jnp.uint32)
 
 
-def _mixed(x: jax.Array) -> jax.Array:
+def _hash(x: jax.Array) -> jax.Array:
     """A bijection of 32 bits; source: MurmurHash3's finaliser (Appleby)."""
     x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)

@@ -1,17 +1,17 @@
-"""The folder of a run's checkpoints, one folder a step, as orbax keeps it."""
+"""The folder of a run's checkpoints, one folder per step, as orbax keeps it."""
 
 import dataclasses
 
 import orbax.checkpoint as ocp
 
-from train.checkpointing.saving import barrier
+from train.checkpointing.errors import barrier
 from train.checkpointing.storage import AnyPath, is_remote
 from train.config import ConfigError
 
 FOLDER = "checkpoints"
 DAMAGED_FOLDER = "damaged"
 COMMITTED = "commit_success.txt"
-"""The file that orbax writes last, in a bucket, into each step's folder."""
+"""In a bucket, the file that orbax writes last into each step's folder."""
 
 
 def open_manager(run_dir: AnyPath, keep: int | None) -> ocp.CheckpointManager:
@@ -19,8 +19,8 @@ def open_manager(run_dir: AnyPath, keep: int | None) -> ocp.CheckpointManager:
 
     Args:
         run_dir: the run's folder, on storage that every host sees.
-        keep: for the run that writes here, how many checkpoints to keep; what a killed
-            run left half-written is then removed.
+        keep: how many checkpoints a training run keeps; it also deletes what a killed
+            run left half-written. None reads only.
 
     Raises:
         ConfigError: the folder is a file, or cannot be used.
@@ -37,10 +37,9 @@ def open_manager(run_dir: AnyPath, keep: int | None) -> ocp.CheckpointManager:
         try:
             return _manager(folder, options)
         except ValueError:
-            # What says when a step was written is damaged: its arrays may be whole, and
-            # are checked.
-            late = dataclasses.replace(options, lightweight_initialize=True)
-            return _manager(folder, late)
+            # A step's timestamp is damaged: its arrays may be whole, and are checked.
+            lightweight = dataclasses.replace(options, lightweight_initialize=True)
+            return _manager(folder, lightweight)
     except OSError as error:
         raise ConfigError(
             f"{folder} cannot be used ({error.strerror or error}): make it a folder "
@@ -69,6 +68,6 @@ def has_checkpoint(run_dir: AnyPath) -> bool:
     if not folder.is_dir():
         return False
     steps = [child for child in folder.iterdir() if child.name.isdigit()]
-    if is_remote(run_dir):  # where a folder has its name from the start
+    if is_remote(run_dir):  # where an unfinished folder has its name already
         return any((step / COMMITTED).exists() for step in steps)
     return bool(steps)

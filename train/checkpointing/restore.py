@@ -1,4 +1,4 @@
-"""The parameters of a finished run, laid out on the devices that are here."""
+"""The parameters of a finished run, sharded over the devices of this machine."""
 
 import dataclasses
 import functools
@@ -23,14 +23,14 @@ logger = logging.getLogger("train")
 
 
 def fitting_mesh(trained_on: MeshConfig, model: AnyConfig) -> MeshConfig:
-    """The mesh of a run, or one that fits where this machine has other devices.
+    """The mesh of a run, or one that fits this machine's devices.
 
-    The latter cuts the parameters into as many parts as they and the devices allow. It
-    is taken where the run's mesh does not fill the devices that are here, or would
-    leave a device less than half of its memory beside the parameters; and it is logged.
+    The latter has the largest `fsdp` axis that the parameters and the devices allow. It
+    is taken, and logged, where the run's mesh needs another number of devices, or its
+    parameters take more than half of a device's memory.
 
     Args:
-        trained_on: the run's own.
+        trained_on: the run's mesh.
         model: the model's config.
     """
     try:
@@ -38,9 +38,9 @@ def fitting_mesh(trained_on: MeshConfig, model: AnyConfig) -> MeshConfig:
             return trained_on
     except ConfigError:
         pass
-    found = _most_cut(model)
+    found = _most_sharded(model)
     logger.info(
-        "the run's own mesh does not fit the %d device(s) here: taking --mesh.data %d "
+        "the run's mesh does not fit the %d device(s) here: taking --mesh.data %d "
         "--mesh.fsdp %d --mesh.tensor 1",
         jax.device_count(),
         found.data,
@@ -51,25 +51,25 @@ def fitting_mesh(trained_on: MeshConfig, model: AnyConfig) -> MeshConfig:
 
 def _leaves_room(mesh: Mesh, model: AnyConfig) -> bool:
     shapes = _shapes(model)
-    placed = zip(
+    leaves = zip(
         jax.tree.leaves(shapes),
         jax.tree.leaves(param_shardings(model, shapes, mesh)),
         strict=True,
     )
     needed = sum(
         math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf, sharding in placed
+        for leaf, sharding in leaves
     )
     memory = device_memory()
     return memory is None or 2 * needed <= memory
 
 
 def device_memory() -> int | None:
-    """Bytes of a device's memory; None where it does not say."""
+    """Bytes of a device's memory; None where it does not report them."""
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
-def _most_cut(model: AnyConfig) -> MeshConfig:
+def _most_sharded(model: AnyConfig) -> MeshConfig:
     count = jax.device_count()
     for fsdp in range(count, 1, -1):
         mesh = MeshConfig(data=count // fsdp, fsdp=fsdp, tensor=1)
@@ -83,7 +83,7 @@ def _most_cut(model: AnyConfig) -> MeshConfig:
 
 
 def open_mesh(config: MeshConfig, model: AnyConfig) -> Mesh:
-    """A mesh of all devices that are here.
+    """A mesh of all devices of this machine.
 
     Raises:
         ConfigError: the sizes do not fit the devices, or the model.
@@ -99,7 +99,7 @@ def open_mesh(config: MeshConfig, model: AnyConfig) -> Mesh:
 
 
 def runnable(model: AnyConfig) -> AnyConfig:
-    """The model of a finished run, by XLA's attention where its own cannot run here."""
+    """The model of a finished run, with XLA's attention where its own cannot run."""
     try:
         check_attention(model)
     except ConfigError as error:

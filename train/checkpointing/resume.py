@@ -1,4 +1,4 @@
-"""Whether an old run may be continued: what its config and this one may differ in."""
+"""Whether `--resume` may continue a run: compares its config with this one."""
 
 import math
 from typing import Any
@@ -26,16 +26,14 @@ MAY_DIFFER = {
     "model.remat",
     "model.unroll_layers",
 }
-
 """Fields that a resumed run may change without becoming another run."""
 
 OF_EACH_HOST = {"hosts", "run_dir", "compilation_cache", "token_cache", "data.raw_dir"}
-
 """Fields that may differ from host to host; `run_dir` is host 0's on all of them."""
 
 
 def check_same_run(run_dir: AnyPath, config: TrainConfig) -> None:
-    """Refuses to resume under another model, data, loss or optimizer.
+    """Refuses to resume with another model, data, loss or optimizer.
 
     Raises:
         ConfigError: names every field that differs, with both values.
@@ -44,7 +42,7 @@ def check_same_run(run_dir: AnyPath, config: TrainConfig) -> None:
     may_differ = MAY_DIFFER
     if _may_go_on(old, new):
         may_differ = MAY_DIFFER | {"steps"}
-    # A field that came later had its default then.
+    # A field that is newer than the run had its default.
     old = _flat(config_dict(TrainConfig(name=config.name))) | old
     differing = [
         f"--{key.replace('_', '-')}: {old.get(key)!r} then, {value!r} now"
@@ -54,24 +52,24 @@ def check_same_run(run_dir: AnyPath, config: TrainConfig) -> None:
     if differing:
         raise ConfigError(
             f"{run_dir} was trained with other settings, so it cannot be resumed with "
-            "these:\n  " + "\n  ".join(differing) + "\nGive the old ones, or train "
-            "anew in another folder, without --resume."
+            "these:\n  " + "\n  ".join(differing) + "\nGive the old ones, or start "
+            "a new run in another folder, without --resume."
         )
 
 
 def check_same_flags(config: TrainConfig) -> None:
     """Refuses to train where hosts were started with different flags.
 
-    They would wait for each other forever, or train another model each, unnoticed.
+    They would wait for each other forever, or silently train different models.
 
     Raises:
         ConfigError: names every field that differs from host 0's, with both values.
     """
-    own = _flat(config_dict(config))
-    first = broadcast_from_coordinator(lambda: own)
+    local = _flat(config_dict(config))
+    first = broadcast_from_coordinator(lambda: local)
     differing = [
         f"--{key.replace('_', '-')}: {first.get(key)!r} on host 0, {value!r} here"
-        for key, value in own.items()
+        for key, value in local.items()
         if OF_EACH_HOST.isdisjoint((key, key.split(".")[0])) and first.get(key) != value
     ]
     assert_all_hosts(
@@ -82,7 +80,7 @@ def check_same_flags(config: TrainConfig) -> None:
 
 
 def _may_go_on(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether more steps change nothing of those that were taken."""
+    """Whether the old run's steps would have been the same with more to follow."""
     more = new["steps"] > (old.get("steps") or math.inf)
     return more and old.get("optimizer.schedule") in ("constant", "plateau")
 

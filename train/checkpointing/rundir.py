@@ -1,4 +1,4 @@
-"""Where a run writes, and whether an old one may be continued."""
+"""A run's folder and its config.json."""
 
 import dataclasses
 import json
@@ -14,10 +14,12 @@ from train.reporting.metrics_writer import replace_text
 
 ROOT = pathlib.Path("runs")
 CONFIG_FILE = "config.json"
+_RENAMED = {"lost_after": "heartbeat_timeout", "stuck_after": "stall_timeout"}
+"""Fields of `hosts` that had other names in earlier versions."""
 
 
 def resolve_run_dir(config: TrainConfig) -> AnyPath:
-    """The folder that this run writes to; nothing that exists is overwritten.
+    """The folder that this run writes to; no other run is overwritten.
 
     Raises:
         ConfigError: nothing to resume, a folder that holds another run, or an address
@@ -77,7 +79,7 @@ def config_dict(config: TrainConfig) -> dict[str, Any]:
 
 
 def write_config(run_dir: AnyPath, config: TrainConfig, **more: Any) -> None:
-    """Writes config.json: every resolved field, and what was found out (`more`)."""
+    """Writes config.json: every field, and what the run resolved (`more`)."""
     text = json.dumps({**config_dict(config), **more}, indent=1)
     replace_text(run_dir / CONFIG_FILE, text + "\n")
 
@@ -86,7 +88,7 @@ def read_config(run_dir: AnyPath) -> dict[str, Any]:
     """Reads config.json back.
 
     Raises:
-        ConfigError: no run lies there, or its file is not JSON.
+        ConfigError: there is no run, or its file is not JSON.
     """
     path = run_dir / CONFIG_FILE
     if not path.exists():
@@ -97,13 +99,15 @@ def read_config(run_dir: AnyPath) -> dict[str, Any]:
         raise ConfigError(f"{path} is damaged: {error}.") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} is damaged: it holds no JSON object.")
+    if isinstance(hosts := content.get("hosts"), dict):
+        content["hosts"] = {_RENAMED.get(k, k): v for k, v in hosts.items()}
     return content
 
 
 def value_scale_of(content: dict[str, Any]) -> ValueScale:
-    """What the numbers of a run went through, from its config.json."""
+    """The scale of a run's numbers, from its config.json."""
     fields = content.get("resolved_value_scale")
-    if fields is None:  # of a version that fitted none
+    if fields is None:  # written before scales were fitted
         return ValueScale(content.get("value_scale", "none"))
     return ValueScale(**fields)
 
@@ -111,10 +115,10 @@ def value_scale_of(content: dict[str, Any]) -> ValueScale:
 def read_train_config(run_dir: AnyPath) -> TrainConfig:
     """The config of a run, with the model and the tokenizer that it resolved to.
 
-    Fields that its version did not have yet keep their defaults.
+    Fields that are newer than the run keep their defaults.
 
     Raises:
-        ConfigError: no run, or fields that no config has.
+        ConfigError: there is no run, or it has unknown fields.
     """
     content = read_config(run_dir)
     lacking = sorted({"name", "resolved_model", "resolved_tokenizer"} - content.keys())
@@ -128,7 +132,7 @@ def read_train_config(run_dir: AnyPath) -> TrainConfig:
 
 
 def _dataclass_of(kind: Any, content: dict[str, Any], where: str) -> Any:
-    """A config from what JSON holds: nested ones as objects, tuples as lists."""
+    """A config from JSON: nested configs as objects, tuples as lists."""
     known = {field.name: field for field in dataclasses.fields(kind)}
     unknown = sorted(content.keys() - known.keys())
     if unknown:
@@ -145,7 +149,7 @@ def _dataclass_of(kind: Any, content: dict[str, Any], where: str) -> Any:
 
 
 def trained_runs(path: AnyPath) -> dict[str, AnyPath]:
-    """The runs with a checkpoint in `path`: itself, or one a loss below it.
+    """The runs with a checkpoint in `path`: itself, or those of a comparison.
 
     Raises:
         ConfigError: there is none.

@@ -1,7 +1,7 @@
-"""Run folders: on disks of this machine, or in a bucket of Google Cloud Storage.
+"""Run folders: on this machine's disks, or in a bucket of Google Cloud Storage.
 
-In a bucket (`gs://BUCKET/FOLDER`) objects are written whole, or not at all. There are
-no folders but in their names, no appends and no renames.
+In a bucket (`gs://BUCKET/FOLDER`) an object is written whole or not at all, and cannot
+be appended to or renamed; folders exist only as prefixes of names.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def is_remote(path: AnyPath | str) -> bool:
 
 
 def write_remedy(number: int | None) -> str:
-    """What to do where something cannot be written, by its errno; None: a bucket's."""
+    """What to do where a path cannot be written, by its errno; None for a bucket."""
     if number in NO_ROOM:
         return "make room"
     if number in _FORBIDDEN:
@@ -48,26 +48,26 @@ def write_remedy(number: int | None) -> str:
 
 
 def any_path(name: str) -> AnyPath:
-    """What a name given on the command line means.
+    """The path that a name on the command line means.
 
     Args:
         name: a path of this machine, or `gs://BUCKET/FOLDER`.
 
     Raises:
-        ConfigError: an address of another kind, one without a folder, or gcsfs is not
+        ConfigError: another kind of address, one without a folder, or gcsfs is not
             installed.
     """
     if _MISSPELT.match(name):  # libraries would take the folder for a bucket
         raise ConfigError(
-            f"{name} is neither an address nor a name for a folder: an address has two "
-            "slashes, as in gs://BUCKET/FOLDER; a folder may be ./NAME."
+            f"{name} is neither an address nor a folder: an address has two slashes, "
+            "as in gs://BUCKET/FOLDER; a folder may be ./NAME."
         )
     if "://" not in name:
         return pathlib.Path(name)
     if not name.startswith(REMOTE):
         raise ConfigError(
             f"{name} cannot be used: orbax writes checkpoints to folders and to gs:// "
-            "alone. Mount it (s3fs, blobfuse), and name where."
+            "only. Mount it (s3fs, blobfuse), and give the mount's path."
         )
     if len(epath.Path(name).parts) < 4:  # "/", "gs", the bucket, a folder
         raise ConfigError(f"{name} names no folder: give {REMOTE}BUCKET/FOLDER.")
@@ -84,25 +84,24 @@ def local_path(name: str) -> pathlib.Path:
         ConfigError: it is an address.
     """
     if "://" in name:
-        raise ConfigError(f"{name} is no folder of this machine: name one.")
+        raise ConfigError(f"{name} is not a folder of this machine: name one.")
     return pathlib.Path(name)
 
 
 def _set_up_gcsfs() -> None:
     import fsspec.config
 
-    # TensorStore and other hosts write to the same folders: what gcsfs knew of them a
-    # moment ago may be wrong.
+    # No listing may be cached: TensorStore and other hosts write to the same folders.
     for protocol in ("gs", "gcs"):
         fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
-    # It raises what it logs; and at each request it warns of a bucket whose layout it
-    # may not read, or of credentials that this machine has not, and goes on.
+    # They raise what they log, and warn at every request of a bucket whose layout may
+    # not be read, or of missing credentials.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     logging.getLogger("google.auth").setLevel(logging.ERROR)
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """What gcsfs and the clients below it raise."""
+    """The errors of gcsfs and of the clients that it uses."""
     import aiohttp
     import gcsfs.retry
     import google.auth.exceptions
@@ -121,14 +120,14 @@ def _errors() -> tuple[type[Exception], ...]:
 
 @contextlib.contextmanager
 def storage_errors(*paths: AnyPath) -> Iterator[None]:
-    """Says of a bucket that cannot be read or written what to look at.
+    """Translates the errors of a bucket that cannot be used.
 
     Args:
         paths: what the body reads and writes.
 
     Raises:
-        ConfigError: the body failed for that reason. Errors of folders on this machine
-            pass as they are.
+        ConfigError: the bucket of one of the paths cannot be used. Errors of this
+            machine's folders are not translated.
     """
     remote = [str(path) for path in paths if is_remote(path)]
     if not remote:
@@ -137,16 +136,16 @@ def storage_errors(*paths: AnyPath) -> Iterator[None]:
     try:
         yield
     except (*_errors(), ValueError) as error:
-        lacking = isinstance(error, FileNotFoundError) and error.filename is None
-        if lacking or out_of_reach(error):
+        no_bucket = isinstance(error, FileNotFoundError) and error.filename is None
+        if no_bucket or out_of_reach(error):
             raise _cannot_be_used(", ".join(remote), error) from error
         raise
 
 
 def _cannot_be_used(where: str, error: Exception) -> ConfigError:
-    told = str(error).strip() or type(error).__name__
+    reason = str(error).strip() or type(error).__name__
     return ConfigError(
-        f"{where} cannot be used ({told.splitlines()[0][:200]}): check the network, "
+        f"{where} cannot be used ({reason.splitlines()[0][:200]}): check the network, "
         "that the bucket exists, and that this machine's Google credentials may list, "
         "read, write and delete in it (gcloud auth application-default login)."
     )
@@ -156,20 +155,18 @@ _OUT_OF_REACH = re.compile(
     r"Bad Request|(PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|DEADLINE_EXCEEDED|"
     r"RESOURCE_EXHAUSTED|ABORTED|CANCELLED|UNKNOWN):"
 )
-"""How gcsfs says that it was refused, and how TensorStore begins to."""
+"""How refusals begin in gcsfs and in TensorStore."""
 
 
 def out_of_reach(error: Exception) -> bool:
-    """Whether a bucket could not be used, which says nothing of what lies in it.
+    """Whether an error is of a bucket's access, not of its content.
 
     Args:
         error: of gcsfs, orbax or TensorStore, on a path in a bucket.
     """
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError | ConfigError):
         return False
     if isinstance(error, OSError) and error.filename is not None:  # of a disk
-        return False
-    if isinstance(error, ConfigError):
         return False
     if isinstance(error, ValueError) or type(error) is Exception:
         return _OUT_OF_REACH.match(str(error)) is not None
@@ -177,19 +174,19 @@ def out_of_reach(error: Exception) -> bool:
 
 
 def raise_out_of_reach(path: AnyPath, error: Exception) -> None:
-    """Raises ConfigError where an error means that a bucket could not be used."""
+    """Raises ConfigError where an error means that a bucket cannot be used."""
     if is_remote(path) and out_of_reach(error):
         raise _cannot_be_used(str(path), error) from error
 
 
 def make_folder(path: AnyPath) -> None:
-    """Makes a folder that can be written to, with those above it.
+    """Creates a folder and its parents, and checks that it can be written to.
 
-    In a bucket, where nothing is made, it writes and deletes an object, and asks what
-    orbax will ask of the bucket before it deletes a checkpoint.
+    In a bucket it writes and deletes an object, and reads the bucket's metadata, as
+    orbax does before it deletes a checkpoint.
 
     Raises:
-        ConfigError: it cannot be made, or nothing can be written in it.
+        ConfigError: it cannot be created or written to.
     """
     if is_remote(path):
         from google.cloud import storage
@@ -210,15 +207,14 @@ def make_folder(path: AnyPath) -> None:
 
 
 def closed_part(folder: AnyPath) -> str | None:
-    """A part of a folder that this user may not read; None: all, or not known.
+    """A file or folder in a folder that this user may not read, or None.
 
-    Args:
-        folder: on this machine, as buckets say so themselves.
+    Buckets report this themselves, so it is always None for them.
     """
     if is_remote(folder):
         return None
-    for place, folders, files in os.walk(folder):
-        for part in (place, *(os.path.join(place, name) for name in folders + files)):
+    for root, folders, files in os.walk(folder):
+        for part in (root, *(os.path.join(root, name) for name in folders + files)):
             needed = os.R_OK | os.X_OK if os.path.isdir(part) else os.R_OK
             if not os.access(part, needed):
                 return part
@@ -226,18 +222,18 @@ def closed_part(folder: AnyPath) -> str | None:
 
 
 def move_folder(source: AnyPath, target: AnyPath, *, last_of: str) -> None:
-    """Moves a folder with all in it.
+    """Moves a folder with its content.
 
-    In a bucket every object is copied, there and by the service, before one is deleted.
+    In a bucket the service copies every object before one is deleted.
 
     Args:
         source: the folder.
-        target: where it is to be; nothing lies there yet.
-        last_of: the file whose presence says that the folder is whole. It is deleted
-            first: killed after that, what is left does not count.
+        target: its new path, which does not exist yet.
+        last_of: the file that marks the folder as whole. It is deleted first, so that
+            what a kill leaves does not count.
 
     Raises:
-        ConfigError: it lies in a bucket where this is not allowed.
+        ConfigError: the bucket does not allow it.
     """
     if not is_remote(source):
         source.rename(target)
@@ -252,18 +248,16 @@ def move_folder(source: AnyPath, target: AnyPath, *, last_of: str) -> None:
 
 
 class Mirror:
-    """A folder of this machine whose files are copied to one in a bucket.
-
-    Programs that append to files write here.
+    """A temporary folder, for files that grow, that is copied to a bucket.
 
     Args:
         target: the folder in the bucket.
     """
 
     SECONDS = 30
-    """So long at least between two copies that nobody asked for."""
+    """Least time between two periodic copies."""
     SHARE = 0.05
-    """So much of the time at most goes to them."""
+    """Largest share of the time that periodic copies take."""
 
     def __init__(self, target: AnyPath) -> None:
         self._target = target
@@ -273,7 +267,7 @@ class Mirror:
         self._due = 0.0
 
     def copy(self) -> None:
-        """Copies the files that grew since they were copied.
+        """Copies the files that grew since the last copy.
 
         Raises:
             ConfigError: the bucket cannot be written.
@@ -284,14 +278,14 @@ class Mirror:
                 if path.is_dir() or self._copied.get(path) == path.stat().st_size:
                     continue
                 content = path.read_bytes()
-                where = self._target / str(path.relative_to(self.folder))
-                where.write_bytes(content)
+                target = self._target / str(path.relative_to(self.folder))
+                target.write_bytes(content)
                 self._copied[path] = len(content)
         now = time.monotonic()
         self._due = now + max(self.SECONDS, (now - start) / self.SHARE)
 
     def copy_if_due(self) -> None:
-        """Copies from time to time; where that fails, it says so and tries again."""
+        """Copies periodically; a failure is logged, and tried again later."""
         if time.monotonic() < self._due:
             return
         try:
@@ -301,7 +295,7 @@ class Mirror:
             logger.warning("%s Trying again in %d s.", error, self.SECONDS)
 
     def close(self) -> None:
-        """Copies, and removes the folder of this machine."""
+        """Copies, and removes the temporary folder."""
         try:
             self.copy()
         finally:

@@ -1,47 +1,17 @@
-"""The fields of a run that say what its loss is; `--loss.field` each."""
+"""The fields of a run that define its loss, each a flag `--loss.field`."""
 
 import dataclasses
 from typing import Literal
 
 from ntl_jax.losses import Objective
-
-NUMBER_TERMS = ("was", "cdf", "mse", "mae", "huber", "number_level")
-NUMBER_TERMS += ("dist2", "smmd", "digit_entropy", "ntil", "raft", "gce")
-
-PER_ROW_TERMS = ("ntil", "raft")
-"""Losses that are one number a row, and not a sum over its tokens or numbers."""
+from ntl_jax.losses.terms import TERMS, Coefficients
 
 
 @dataclasses.dataclass(frozen=True)
-class LossConfig:
+class LossConfig(Coefficients):
     """Coefficients of the objective; a term that is None costs nothing."""
 
-    ce: float | None = 1.0
-    """Cross entropy."""
-    gce: float | None = None
-    """Cross entropy with Gaussian targets of numbers; in the place of ce."""
     was: float | None = None
-    """Number token loss, Wasserstein form (the paper's lambda is 0.3)."""
-    cdf: float | None = None
-    """Number token loss, Wasserstein form by cumulative sums; see cdf_target."""
-    mse: float | None = None
-    """Number token loss, squared error of the expected value."""
-    mae: float | None = None
-    """Number token loss, absolute error of the expected value."""
-    huber: float | None = None
-    """Number token loss, Huber error of the expected value."""
-    number_level: float | None = None
-    """Error of whole numbers, signs and decimals included."""
-    dist2: float | None = None
-    """DIST2Loss (its paper: 0.1)."""
-    smmd: float | None = None
-    """Smoothed maximum mean discrepancy."""
-    digit_entropy: float | None = None
-    """DEL, the digit entropy loss."""
-    ntil: float | None = None
-    """Numerical token integrity loss."""
-    raft: float | None = None
-    """RAFT: squared error of one score an answer, in the place of its ce."""
     sigma: float = 0.5
     """Width of the Gaussian targets of gce and cdf [number value]."""
     cdf_target: Literal["label", "gaussian"] = "label"
@@ -55,7 +25,7 @@ class LossConfig:
     tau: float = 1.0
     """dist2: temperature [squared number value]."""
     ntil_digits: Literal["straight_through", "expected"] = "straight_through"
-    """ntil: numbers from the likeliest digits, as released, or the expected."""
+    """ntil: numbers from the most likely digits, as released, or the expected."""
     ce_on_score: bool = False
     """raft: cross entropy trains the score too."""
     place_base: float | None = None
@@ -74,3 +44,12 @@ class LossConfig:
     def objective(self) -> Objective:
         """The objective that these coefficients describe."""
         return Objective(**dataclasses.asdict(self))
+
+
+_NAMES = [field.name for field in dataclasses.fields(Coefficients)]
+# The names of runs list the Gaussian cross entropy last.
+_NAMES.sort(key=lambda name: TERMS[name].over == "labels")
+
+NUMBER_TERMS = tuple(name for name in _NAMES if TERMS[name].of_numbers)
+PER_ROW_TERMS = tuple(name for name in _NAMES if TERMS[name].over == "rows")
+"""Losses with one value per row, and not a sum over its tokens or numbers."""

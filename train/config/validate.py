@@ -57,7 +57,7 @@ _RANGES = {
         "clip_norm": _POSITIVE,
     },
     "evaluation": dict.fromkeys(("batch_size", "max_new_tokens", "beams"), _SIZE),
-    "hosts": dict.fromkeys(("timeout", "lost_after", "stuck_after"), _SIZE)
+    "hosts": dict.fromkeys(("timeout", "heartbeat_timeout", "stall_timeout"), _SIZE)
     | {"count": _SIZE, "index": _NOT_NEGATIVE},
 }
 """What each number may be; None is always allowed."""

@@ -19,8 +19,7 @@ from train.data import Row, TokenizedDataset, eval_batches
 from train.evaluation.scores import Answers, answer_metrics, answer_tables, plain
 from train.heads.number_answers import NumberModel, total_loss
 from train.heads.regression import written
-from train.multihost.hosts import gathered, place
-from train.multihost.watchdog import Progress, unwatched
+from train.multihost.hosts import gathered, global_batch, made_progress
 from train.reporting.metrics_writer import replace_text
 from train.state import Params, Task
 from train.step import (
@@ -56,7 +55,6 @@ class Evaluator:
         tokenizer: what the rows were read with.
         datasets: the rows of every set as ids.
         rows: the same as text.
-        progress: told of every batch.
     """
 
     def __init__(
@@ -65,9 +63,8 @@ class Evaluator:
         tokenizer: Tokenizer,
         datasets: Mapping[str, TokenizedDataset],
         rows: Mapping[str, Sequence[Row]],
-        progress: Progress = unwatched,
     ) -> None:
-        self._rows, self._progress = rows, progress
+        self._rows = rows
         self._task = task
         is_xval = isinstance(tokenizer, XvalTokenizer)
         self._tokenizer = tokenizer.base if is_xval else tokenizer  # of answers
@@ -91,14 +88,13 @@ class Evaluator:
         sharding = batch_sharding(self._task.mesh)
         collected = _Collected(self._task.vocab.values)
         tokens: list[list[int]] = []
-        everything = np.arange(config.batch_size)
         for host_batch in eval_batches(dataset, batch_size=config.batch_size):
-            batch = place(host_batch, sharding, everything, config.batch_size)
+            batch = global_batch(host_batch, sharding, config.batch_size)
             outputs = gathered(self._eval_step(params, batch))
             collected.add(outputs)
             real = int(host_batch["weights"].sum())
             tokens += self._answer(params, batch, outputs)[:real]
-            self._progress(f"{len(tokens)} answers of an evaluation")
+            made_progress()
         if not tokens:
             raise ValueError("an evaluation set is empty: give it at least one row.")
         labels = [dataset.targets[row].tolist() for row in range(len(dataset))]

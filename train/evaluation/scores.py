@@ -17,6 +17,7 @@ from ntl_jax.metrics import (
     operand_digits,
     penalised_errors,
     read_pairs,
+    rounded_accuracy,
     scores_by_cell,
     sequence_accuracy,
     text_metrics,
@@ -25,7 +26,6 @@ from ntl_jax.metrics import (
     wilson_interval,
 )
 from ntl_jax.metrics.bootstrap import Statistic, mean, median, root_mean_square
-from ntl_jax.metrics.rounded import rounded_accuracy
 from ntl_jax.numbers.grammar import last_number
 from train.config import EvalConfig
 from train.data import Row

@@ -7,7 +7,6 @@ from train.checkpointing.storage import AnyPath
 from train.config import NUMBER_TERMS, ConfigError, LossConfig, TrainConfig
 from train.loop import run
 from train.multihost.hosts import is_coordinator
-from train.multihost.watchdog import Progress, unwatched
 from train.reporting.report import report
 
 logger = logging.getLogger("train")
@@ -51,9 +50,7 @@ def variants(config: TrainConfig) -> dict[str, TrainConfig]:
     }
 
 
-def run_comparison(
-    config: TrainConfig, run_dir: AnyPath, progress: Progress = unwatched
-) -> str:
+def run_comparison(config: TrainConfig, run_dir: AnyPath) -> str:
     """Trains every variant in a folder of its own below `run_dir`, and compares them.
 
     Returns:
@@ -64,5 +61,5 @@ def run_comparison(
     for name, variant in variants(config).items():
         logger.info("training with %s", name)
         run_dirs[name] = run_dir / folder_name(name)
-        run(variant, run_dirs[name], progress)
+        run(variant, run_dirs[name])
     return report(run_dirs, run_dir) if is_coordinator() else ""

@@ -1,4 +1,4 @@
-"""metrics.jsonl, one object a row; TensorBoard beside it where it is installed."""
+"""metrics.jsonl, one object per line, and events for TensorBoard."""
 
 import contextlib
 import importlib.util
@@ -18,7 +18,6 @@ from train.checkpointing.storage import (
 )
 from train.config import ConfigError
 from train.multihost.hosts import is_coordinator
-from train.reporting.board import Board
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -26,7 +25,7 @@ logger = logging.getLogger("train")
 
 
 def replace_text(path: AnyPath, text: str) -> None:
-    """Writes a whole file or none: killed at any moment, the old one is still there.
+    """Replaces a file atomically: killed at any moment, the old one is still there.
 
     Raises:
         ConfigError: it cannot be written.
@@ -43,26 +42,23 @@ def replace_text(path: AnyPath, text: str) -> None:
 
 @contextlib.contextmanager
 def writing(path: AnyPath | str) -> Iterator[None]:
-    """Says of errors of the file system what could not be written, and what to do.
-
-    Raises:
-        ConfigError: in place of an OSError.
-    """
+    """Turns an OSError into a ConfigError that names the path and the remedy."""
     try:
         yield
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be written ({error.strerror}): "
-            f"{write_remedy(error.errno)}, then start again, a run with --resume."
+            f"{write_remedy(error.errno)}, then restart (a run with --resume)."
         ) from error
 
 
 class MetricWriter:
-    """Appends rows of numbers to `run_dir/metrics.jsonl`; process 0 alone writes.
+    """Appends rows to `run_dir/metrics.jsonl`, on host 0 alone.
 
-    A resumed run first drops the rows after `start_step` and those of the final
-    evaluation, which it will write again. To a bucket the files are copied: from time
-    to time, by `flush` and by `close`.
+    Where tensorboardX is installed, the same numbers go to an event file. A resumed run
+    first drops the rows after `start_step` and those of the final evaluation, which are
+    written again. To a bucket the files are copied: periodically, by `flush` and by
+    `close`.
     """
 
     def __init__(self, run_dir: AnyPath, *, start_step: int = 0) -> None:
@@ -83,8 +79,14 @@ class MetricWriter:
         with writing(path):
             self._file = path.open("ab", buffering=0)
         if importlib.util.find_spec("tensorboardX"):
+            from tensorboardX import SummaryWriter
+
             with writing(folder):
-                self._board = Board(folder, start_step)
+                # Unbounded, as nobody empties the queue once a full disk has ended the
+                # thread that writes; `flush` raises then.
+                self._board = SummaryWriter(
+                    str(folder), purge_step=start_step + 1, max_queue=0
+                )
         self.flush()
 
     def write(self, step: int, kind: str, values: dict[str, Any]) -> None:
@@ -97,25 +99,29 @@ class MetricWriter:
         row = {"step": step, "kind": kind} | {k: _plain(v) for k, v in values.items()}
         with writing(self._file.name):
             self._append(json.dumps(row) + "\n")
-            if self._board is not None:
-                numbers = {k: v for k, v in row.items() if isinstance(v, float)}
-                self._board.add(step, {f"{kind}/{k}": v for k, v in numbers.items()})
+        if self._board is not None:
+            for name, value in row.items():
+                if isinstance(value, float):
+                    self._board.add_scalar(f"{kind}/{name}", value, step)
         if self._mirror is not None:
             self._mirror.copy_if_due()
 
     def _append(self, text: str) -> None:
-        """Writes at once: what a full disk refuses waits in no buffer."""
+        """Writes unbuffered, so that a full disk raises here."""
         assert self._file is not None
         content = text.encode()
         while content:
             content = content[self._file.write(content) :]
 
     def flush(self) -> None:
-        """Lets no row be lost with this machine.
+        """Makes every row durable: to be called before a checkpoint is saved.
 
         Raises:
-            ConfigError: the bucket cannot be written.
+            ConfigError: the disk or the bucket cannot be written.
         """
+        if self._board is not None:
+            with writing(self._board.logdir):
+                self._board.flush()
         if self._mirror is not None:
             self._mirror.copy()
 
@@ -126,7 +132,7 @@ class MetricWriter:
         if self._board is not None:
             try:
                 self._board.close()
-            except OSError as error:  # after another, mostly; the rows are all there
+            except OSError as error:  # most likely after another; no row is lost
                 logger.warning("TensorBoard lacks the last numbers (%s)", error)
         if self._mirror is not None:
             self._mirror.close()
@@ -137,12 +143,12 @@ def _plain(value: Any) -> Any:
 
 
 def read_metrics(run_dir: AnyPath) -> list[dict[str, Any]]:
-    """All complete rows of a run's metrics, oldest first.
+    """All rows of a run's metrics, oldest first.
 
-    A killed run can leave half a last row, which is not counted.
+    A killed run may leave half a last row, which is skipped.
 
     Raises:
-        ConfigError: another row is not JSON, or not one of a run.
+        ConfigError: another row is damaged.
     """
     path = run_dir / METRICS_FILE
     if not path.exists():
@@ -151,7 +157,7 @@ def read_metrics(run_dir: AnyPath) -> list[dict[str, Any]]:
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
             rows += [_row(line)] if line else []
-        except ValueError as error:  # not JSON, not UTF-8, or no row
+        except ValueError as error:  # not JSON, not UTF-8, or not a row
             raise ConfigError(
                 f"{path}, line {number} is damaged ({error}): delete the line."
             ) from error
@@ -166,4 +172,4 @@ def _row(line: bytes) -> dict[str, Any]:
         and isinstance(row.get("kind"), str)
     ):
         return row
-    raise ValueError("it is no row with a step and a kind")
+    raise ValueError("it is not a row with a step and a kind")

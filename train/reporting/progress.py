@@ -1,4 +1,4 @@
-"""Per-step metrics gathered into log rows, a progress bar, and the nan check."""
+"""Per-step metrics averaged into log rows, a progress bar, profiles and signals."""
 
 import contextlib
 import logging
@@ -15,38 +15,37 @@ from jax.experimental import multihost_utils
 from tqdm import tqdm
 
 from train.checkpointing.storage import AnyPath, Mirror, is_remote
-from train.multihost.hosts import is_coordinator, mean_over_hosts, several
-from train.multihost.watchdog import Progress, unwatched
+from train.multihost.hosts import (
+    is_coordinator,
+    made_progress,
+    mean_over_hosts,
+    several,
+)
 from train.reporting.metrics_writer import MetricWriter
 
 logger = logging.getLogger("train")
 
 
 class NonFiniteError(ArithmeticError):
-    """The loss or a gradient became nan or inf; the message says when and where."""
+    """The loss or a gradient is nan or inf; the message names the step and the leaf."""
 
 
 class IntervalLog:
-    """Collects device metrics without waiting for them; `flush` looks at them.
+    """Collects device metrics without waiting for them; `flush` reads them.
 
-    A row of metrics.jsonl is the mean over the steps since the last one, with the rate
-    in steps/s and tokens/s (tokens that are not padding, questions and answers alike)
-    and, where the devices tell, the most of one's memory that was ever in use [GiB].
+    A row of metrics.jsonl is the mean over the steps since the last row, with the rate
+    in steps/s and tokens/s (non-padding tokens of inputs and labels) and, where devices
+    report it, the peak memory of the fullest one [GiB].
     """
 
     def __init__(
-        self,
-        params: Any,
-        first: int,
-        steps: int,
-        writer: MetricWriter,
-        progress: Progress = unwatched,
+        self, params: Any, first: int, steps: int, writer: MetricWriter
     ) -> None:
         paths = jax.tree_util.tree_flatten_with_path(params)[0]
         self._leaves = [
             jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths
         ]
-        self._writer, self._progress = writer, progress
+        self._writer = writer
         self._pending: list[tuple[int, dict[str, jax.Array]]] = []
         self._tokens = 0.0
         self._bar = tqdm(
@@ -66,11 +65,11 @@ class IntervalLog:
         self._bar.close()
 
     def add(self, step: int, tokens: float, metrics: dict[str, Any]) -> None:
-        """Notes a step that was dispatched, on a batch of so many tokens.
+        """Adds a step that was dispatched.
 
         Args:
             step: its number.
-            tokens: of the whole batch, as this process estimates from its own rows.
+            tokens: of the global batch, estimated from this process's rows.
             metrics: scalars on the devices.
         """
         self._pending.append((step, metrics))
@@ -78,15 +77,15 @@ class IntervalLog:
         self._bar.update()
 
     def restart_clock(self) -> None:
-        """Leaves what was done since the last flush out of the rates."""
+        """Excludes the time since the last flush from the rates."""
         self._start = time.perf_counter()
 
     def leave_out(self, seconds: float) -> None:
-        """Leaves so many of the seconds since the last flush out of the rates."""
+        """Excludes some seconds since the last flush from the rates."""
         self._start += seconds
 
     def flush(self) -> None:
-        """Waits for all noted steps, checks them and writes their row.
+        """Waits for all added steps, checks them and writes their row.
 
         Raises:
             NonFiniteError: names the first bad step, its losses and the first parameter
@@ -94,9 +93,9 @@ class IntervalLog:
         """
         if not self._pending:
             return
-        for step, metrics in self._pending:
+        for _, metrics in self._pending:
             jax.block_until_ready(metrics)
-            self._progress(f"step {step}")
+            made_progress()
         rows = jax.device_get([metrics for _, metrics in self._pending])
         seconds = time.perf_counter() - self._start
         for (step, _), row in zip(self._pending, rows, strict=True):
@@ -114,7 +113,7 @@ class IntervalLog:
         self._writer.write(self._pending[-1][0], "train", values)
         self._bar.set_postfix_str(
             f"loss {values['loss']:.4f}, {values['tokens_per_s']:,.0f} tokens/s",
-            refresh=sys.stderr.isatty(),  # a log file gets a line every 30 s
+            refresh=sys.stderr.isatty(),  # a log file gets one line per 30 s
         )
         self._pending, self._tokens = [], 0.0
         self.restart_clock()
@@ -139,9 +138,9 @@ class IntervalLog:
 
 
 def peak_memory() -> int | None:
-    """Bytes that one of this process's devices had in use at most; CPUs do not tell."""
-    told = [device.memory_stats() or {} for device in jax.local_devices()]
-    return max((stats.get("peak_bytes_in_use", 0) for stats in told), default=0) or None
+    """Peak bytes in use on the fullest of this process's devices; None on CPUs."""
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    return max((s.get("peak_bytes_in_use", 0) for s in stats), default=0) or None
 
 
 PROFILED_STEPS = 3
@@ -152,8 +151,8 @@ class StepProfile:
     """Writes a profile of a few steps, for xprof (TensorBoard) or Perfetto.
 
     Args:
-        first: the first of the steps; None profiles none.
-        run_dir: the profile goes to `profile/` in it, of the first host alone.
+        first: the first step; None profiles none.
+        run_dir: host 0 writes its profile to `profile/` in it.
     """
 
     def __init__(self, first: int | None, run_dir: AnyPath) -> None:
@@ -169,13 +168,10 @@ class StepProfile:
         self._stop()
 
     def before(self, step: int, state: Any) -> None:
-        """To be called before a step is dispatched, with the state that it takes."""
-        if self._first is None or step not in (
-            self._first,
-            self._first + PROFILED_STEPS,
-        ):
+        """To be called with the state before a step is dispatched."""
+        if self._first is None or step - self._first not in (0, PROFILED_STEPS):
             return
-        jax.block_until_ready(state)  # of the steps before, nothing is left to run
+        jax.block_until_ready(state)  # the steps before have run
         self._stop()
         if step == self._first:
             folder = self._folder
@@ -192,12 +188,12 @@ class StepProfile:
             if self._mirror is not None:
                 self._mirror.close()
             logger.info(
-                "a profile of %d steps lies in %s", PROFILED_STEPS, self._folder
+                "wrote a profile of %d steps to %s", PROFILED_STEPS, self._folder
             )
 
 
 class CompileTimes:
-    """Says how long each shape of batch took to compile, and leaves it out of rates."""
+    """Logs how long each batch shape took to compile; excludes it from the rates."""
 
     def __init__(self, log: IntervalLog) -> None:
         self._log = log
@@ -205,7 +201,7 @@ class CompileTimes:
 
     @contextlib.contextmanager
     def first_of(self, batch: dict[str, jax.Array]) -> Iterator[None]:
-        """Times the body where no batch of these shapes was seen before."""
+        """Times the body where these shapes are new."""
         shapes = tuple(array.shape for array in batch.values())
         if shapes in self._seen:
             yield
@@ -226,9 +222,9 @@ class CompileTimes:
 
 
 class StopSignal:
-    """Turns SIGINT and SIGTERM into a wish to stop, which all hosts share.
+    """Turns SIGINT and SIGTERM on any host into a stop of all hosts after a step.
 
-    The same signal once more ends the process at once.
+    The same signal a second time ends the process at once.
     """
 
     def __init__(self) -> None:
@@ -237,7 +233,7 @@ class StopSignal:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignal":
-        # Of several hosts, JAX listens for SIGTERM itself, to agree on a step.
+        # With several hosts JAX handles SIGTERM itself, to agree on a step.
         numbers = (signal.SIGINT,) if several() else (signal.SIGINT, signal.SIGTERM)
         for number in numbers:
             self._previous[number] = signal.signal(number, self._request)

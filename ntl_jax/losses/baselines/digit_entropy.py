@@ -74,7 +74,7 @@ def digit_entropy(
     )
 
 
-@on_auto_axes
+@on_auto_axes(labels=1)
 def digit_entropy_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B T"],

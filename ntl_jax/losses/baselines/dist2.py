@@ -68,7 +68,7 @@ def dist2(
     )
 
 
-@on_auto_axes
+@on_auto_axes(labels=1)
 def dist2_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],

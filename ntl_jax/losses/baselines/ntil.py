@@ -81,7 +81,7 @@ def ntil(
     )
 
 
-@on_auto_axes
+@on_auto_axes(labels=1)
 def ntil_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B T"],

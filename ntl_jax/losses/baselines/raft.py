@@ -142,7 +142,7 @@ def raft(
     )
 
 
-@on_auto_axes
+@on_auto_axes(labels=1)
 def raft_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B T"],

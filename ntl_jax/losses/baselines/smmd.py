@@ -139,7 +139,7 @@ def smmd(
     )
 
 
-@on_auto_axes
+@on_auto_axes(labels=1)
 def smmd_from_stats(
     stats: NumberStats,
     labels: Int[Array, "*B"],

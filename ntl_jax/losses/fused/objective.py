@@ -23,7 +23,7 @@ from ntl_jax.numbers.vocab import NumberVocab
 from ntl_jax.sharding.auto_axes import on_auto_axes
 
 
-@on_auto_axes
+@on_auto_axes(labels=3)
 def objective_from_hidden(
     objective: Objective,
     hidden: Float[Array, "*B D"],

@@ -31,7 +31,7 @@ from ntl_jax.sharding.auto_axes import on_auto_axes
 _ALIGNMENT = 8  # bfloat16 columns that a matrix unit takes at once
 
 
-@on_auto_axes
+@on_auto_axes(labels=2)
 def stats_from_hidden(
     hidden: Float[Array, "*B D"],
     kernel: Float[Array, "D V"],

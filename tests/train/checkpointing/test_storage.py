@@ -32,7 +32,7 @@ def run_dir(folder) -> AnyPath:
 
 @pytest.mark.parametrize("name", ["gs:/bucket/run", "gs:bucket/run", "s3:/bucket/run"])
 def test_a_misspelt_address_is_no_folder(name):
-    with pytest.raises(ConfigError, match=f"{name} is neither an address nor"):
+    with pytest.raises(ConfigError, match=name):
         any_path(name)
     assert any_path(f"./{name}") == pathlib.Path(name)
     assert any_path("lr:1e-3") == pathlib.Path("lr:1e-3")
@@ -50,13 +50,12 @@ def test_a_folder_that_can_be_written_is_left_empty(bucket, folder, run_dir):
 @pytest.mark.parametrize("method", ["POST", "DELETE", "GET"])
 def test_a_folder_without_permission(method, bucket, folder, run_dir):
     bucket.refuse_like(method, "^$" if method == "GET" else folder)
-    said = r"gs://bucket/\S+ cannot be used \((Forbidden|403 GET).*credentials may list"
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=r"gs://bucket/\S+ .*\((Forbidden|403 GET)"):
         make_folder(run_dir)
 
 
 def test_a_bucket_that_does_not_exist(bucket):
-    with pytest.raises(ConfigError, match=r"gs://elsewhere/run cannot be used \(404"):
+    with pytest.raises(ConfigError, match=r"gs://elsewhere/run .*\(404"):
         make_folder(any_path("gs://elsewhere/run"))
 
 
@@ -65,14 +64,14 @@ def test_without_gcsfs(monkeypatch):
     monkeypatch.setattr(
         "train.checkpointing.storage.importlib", types.SimpleNamespace(util=util)
     )
-    with pytest.raises(ConfigError, match=r"needs gcsfs: pip install 'ntl_jax\[gcs\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'ntl_jax\[gcs\]'"):
         any_path("gs://bucket/run")
 
 
 def test_a_refused_file_leaves_the_old_one(bucket, folder, run_dir):
     replace_text(run_dir / "config.json", "old")
     bucket.refuse_like("POST", "config.json")
-    with pytest.raises(ConfigError, match="cannot be used"):
+    with pytest.raises(ConfigError, match="gs://bucket/"):
         replace_text(run_dir / "config.json", "new")
     assert bucket.objects[f"{folder}/config.json"][0] == b"old"
 
@@ -104,7 +103,7 @@ def test_a_move_that_breaks_off_loses_nothing(
     method, pattern, whole, bucket, folder, moved
 ):
     bucket.refuse_like(method, pattern)
-    with pytest.raises(ConfigError, match="cannot be used"):
+    with pytest.raises(ConfigError, match="gs://bucket/"):
         move_folder(*moved, last_of="whole")
     names = bucket.names(folder)
     assert ("from/whole" in names) == whole
@@ -118,16 +117,16 @@ def test_a_move_that_breaks_off_loses_nothing(
 
 def test_a_folder_that_holds_a_run_is_refused(run_dir):
     config = changed(TINY, run_dir=str(run_dir))
-    with pytest.raises(ConfigError, match="--resume: there is no run in gs://bucket"):
+    with pytest.raises(ConfigError, match=r"--resume: .* gs://bucket"):
         resolve_run_dir(changed(config, resume=True))
     assert resolve_run_dir(config) == run_dir
     write_config(run_dir, config)
-    with pytest.raises(ConfigError, match="is not empty: continue it with --resume"):
+    with pytest.raises(ConfigError, match="--resume"):
         resolve_run_dir(config)
     assert resolve_run_dir(changed(config, resume=True)) == run_dir
     assert read_config(run_dir)["steps"] == config.steps
     config = changed(config, run_dir=f"{run_dir}/config.json")
-    with pytest.raises(ConfigError, match="is a file: name a folder"):
+    with pytest.raises(ConfigError, match=r"config\.json is a file"):
         resolve_run_dir(config)
 
 
@@ -147,19 +146,19 @@ def test_runs_are_named_by_their_last_part(bucket):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "named"),
     [
-        (["predict", "gs://elsewhere/run", "1 + 1"], "there is no run in gs://else"),
-        (["evaluate", "gs://bucket/none"], "there is no run in gs://bucket/none"),
-        (["export", "gs://bucket/none", "gs://bucket/x"], "no folder of this machine"),
-        (["report", "gs://bucket/x", "gs://bucket/none"], "has no evaluation.json"),
-        (["report", "somewhere", "s3://bucket/none"], "gs:// alone"),
+        (["predict", "gs://elsewhere/run", "1 + 1"], "gs://elsewhere/run"),
+        (["evaluate", "gs://bucket/none"], "gs://bucket/none"),
+        (["export", "gs://bucket/none", "gs://bucket/x"], "gs://bucket/x"),
+        (["report", "gs://bucket/x", "gs://bucket/none"], "evaluation.json"),
+        (["report", "somewhere", "s3://bucket/none"], "s3://bucket/none"),
     ],
 )
-def test_commands_without_a_run(arguments, said, bucket, capsys):
+def test_commands_without_a_run(arguments, named, bucket, capsys):
     assert main(arguments) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ") and said in line
+    assert line.startswith("error: ") and named in line
 
 
 # ---------------------------------------------------------------- metrics and profiles
@@ -194,8 +193,8 @@ def test_rows_wait_for_a_bucket_that_comes_back(bucket, folder, run_dir, caplog)
     bucket.refuse_like("POST", "metrics")
     logging.getLogger("train").propagate = True
     writer.write(1, "train", {"loss": 1.0})
-    assert "cannot be used" in caplog.text and "Trying again in 30 s" in caplog.text
-    with pytest.raises(ConfigError, match="cannot be used"):
+    assert str(run_dir) in caplog.text and "30 s" in caplog.text
+    with pytest.raises(ConfigError, match="gs://bucket/"):
         writer.flush()  # no checkpoint without the rows before it
     bucket.refuse_nothing()
     writer.close()

@@ -14,7 +14,7 @@ from ntl_jax.models import init_params
 from tests.train.helpers import COMPARED
 from tests.train.test_reevaluate import SET, answers
 from train.__main__ import main
-from train.checkpointing import restore as placing
+from train.checkpointing import restore
 from train.checkpointing.restore import fitting_mesh, open_mesh, restored_params
 from train.config import ConfigError, MeshConfig
 from train.evaluation import predict
@@ -47,15 +47,15 @@ def test_a_mesh_that_fills_small_devices_is_not_taken(monkeypatch, caplog):
         (2 * whole, REPLICATED),
         (2 * whole - 1, MeshConfig(data=1, fsdp=8, tensor=1)),
     ):
-        monkeypatch.setattr(placing, "device_memory", lambda memory=memory: memory)
+        monkeypatch.setattr(restore, "device_memory", lambda memory=memory: memory)
         assert fitting_mesh(REPLICATED, MODEL) == mesh
 
 
 def test_a_mesh_that_does_not_suit_the_model_is_refused():
-    with pytest.raises(ConfigError, match="does not fill 8 device"):
+    with pytest.raises(ConfigError, match="8 device"):
         open_mesh(MeshConfig(data=3, fsdp=1, tensor=1), MODEL)
     odd = dataclasses.replace(MODEL, d_model=7)
-    with pytest.raises(ConfigError, match="7 does not divide over the 8 devices"):
+    with pytest.raises(ConfigError, match=r"7 .* 8 devices"):
         open_mesh(MeshConfig(data=1, fsdp=8, tensor=1), odd)
 
 
@@ -94,11 +94,11 @@ def test_no_device_holds_the_whole_model_while_it_is_exported(
 
 
 def test_an_answer_is_the_same_on_every_mesh(compared, capsys):
-    said = []
+    printed = []
     for flags in ([], FSDP):
         assert main(["predict", str(compared / RUN), "What is 3 plus 4?", *flags]) == 0
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1] and "digit |" in said[0]
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] and "digit |" in printed[0]
 
 
 def test_a_run_of_more_devices_and_other_batches_is_evaluated(

@@ -128,8 +128,8 @@ def test_an_update_that_overflows_is_never_saved(tmp_path):
 
 def test_peak_memory_is_of_the_fullest_device(monkeypatch):
     assert peak_memory() is None  # CPUs do not tell
-    told = [{"peak_bytes_in_use": 3}, {"peak_bytes_in_use": 7}, None]
-    devices = [types.SimpleNamespace(memory_stats=lambda t=t: t) for t in told]
+    stats = [{"peak_bytes_in_use": 3}, {"peak_bytes_in_use": 7}, None]
+    devices = [types.SimpleNamespace(memory_stats=lambda s=s: s) for s in stats]
     monkeypatch.setattr(jax, "local_devices", lambda: devices)
     assert peak_memory() == 7
 

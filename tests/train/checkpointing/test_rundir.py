@@ -20,20 +20,20 @@ def resumed(tmp_path, schedule: str, then: int, now: int, **more) -> None:
 @pytest.mark.parametrize("schedule", ["constant", "plateau"])
 def test_steps_may_grow_where_they_do_not_set_the_learning_rate(schedule, tmp_path):
     resumed(tmp_path, schedule, 6, 9)
-    with pytest.raises(ConfigError, match=r"--steps: 6 then, 5 now"):
+    with pytest.raises(ConfigError, match=r"--steps: 6 .* 5 "):
         resumed(tmp_path, schedule, 6, 5)
-    with pytest.raises(ConfigError, match=r"--seed: 0 then, 1 now"):
+    with pytest.raises(ConfigError, match=r"--seed: 0 .* 1 "):
         resumed(tmp_path, schedule, 6, 9, seed=1)
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
 def test_steps_of_a_schedule_that_ends_may_not(schedule, tmp_path):
-    with pytest.raises(ConfigError, match=r"--steps: 6 then, 9 now"):
+    with pytest.raises(ConfigError, match=r"--steps: 6 .* 9 "):
         resumed(tmp_path, schedule, 6, 9)
 
 
 def test_another_schedule_does_not_let_steps_grow(tmp_path):
-    with pytest.raises(ConfigError, match=r"--optimizer\.schedule: 'constant' then"):
+    with pytest.raises(ConfigError, match=r"--optimizer\.schedule: 'constant' "):
         resumed(tmp_path, "constant", 6, 9, optimizer__schedule="cosine")
 
 
@@ -45,12 +45,10 @@ def started_on_another_host(monkeypatch, **changes) -> None:
 
 
 def test_hosts_take_the_same_flags(monkeypatch):
-    said = (
-        r"differ:\n  --optimizer\.learning-rate: .* host 0, 0\.5 here\n  --seed: 0 on"
-    )
-    with pytest.raises(ConfigError, match=said):
+    flags = r"\n  --optimizer\.learning-rate: .* 0\.5 .*\n  --seed: 0 .* 1 "
+    with pytest.raises(ConfigError, match=flags):
         started_on_another_host(monkeypatch, optimizer__learning_rate=0.5, seed=1)
-    with pytest.raises(ConfigError, match="--resume: False on host 0, True here"):
+    with pytest.raises(ConfigError, match=r"--resume: False .* True "):
         started_on_another_host(monkeypatch, resume=True)
 
 
@@ -66,14 +64,14 @@ def test_hosts_and_cache_may_differ(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("run_dir", "said"),
+    ("run_dir", "named"),
     [
-        ("s3://bucket/run", "s3://bucket/run cannot be used: .* gs:// alone. Mount it"),
-        ("gs://bucket", "gs://bucket names no folder: give gs://BUCKET/FOLDER"),
+        ("s3://bucket/run", "s3://bucket/run .* gs://"),
+        ("gs://bucket", "gs://BUCKET/FOLDER"),
     ],
 )
-def test_addresses_that_no_run_can_have(run_dir, said):
-    with pytest.raises(ConfigError, match=said):
+def test_addresses_that_no_run_can_have(run_dir, named):
+    with pytest.raises(ConfigError, match=named):
         resolve_run_dir(changed(TINY, run_dir=run_dir))
 
 
@@ -84,5 +82,17 @@ def test_a_field_that_came_later_had_its_default(tmp_path):
     del written["optimizer"]["mu_dtype"]
     path.write_text(json.dumps(written))
     check_same_run(tmp_path, TINY)
-    with pytest.raises(ConfigError, match=r"--optimizer\.mu-dtype: .* then"):
+    with pytest.raises(ConfigError, match=r"--optimizer\.mu-dtype: "):
         check_same_run(tmp_path, changed(TINY, optimizer__mu_dtype="bfloat16"))
+
+
+def test_hosts_fields_of_earlier_versions_are_read(tmp_path):
+    write_config(tmp_path, TINY)
+    path = tmp_path / "config.json"
+    written = json.loads(path.read_text())
+    written["hosts"]["lost_after"] = written["hosts"].pop("heartbeat_timeout") + 1
+    written["hosts"]["stuck_after"] = written["hosts"].pop("stall_timeout") + 2
+    path.write_text(json.dumps(written))
+    found = rundir.read_config(tmp_path)["hosts"]
+    assert (found["heartbeat_timeout"], found["stall_timeout"]) == (101, 3602)
+    check_same_run(tmp_path, TINY)

@@ -25,11 +25,11 @@ from tests.train.runs import (
     [(signal.SIGKILL, KILLED), (signal.SIGTERM, 0), (signal.SIGINT, 130)],
 )
 def test_stopped_and_resumed_equals_left_alone(number, status, left_alone, tmp_path):
-    """Killed, it also compiles its programs anew: they give the same bits again."""
-    run_dir, anew = tmp_path / "stopped", number == signal.SIGKILL
-    assert stop_midway(run_dir, number, anew=anew) == [status]
+    """Killed, it also recompiles its programs, which must give the same bits."""
+    run_dir, recompile = tmp_path / "stopped", number == signal.SIGKILL
+    assert stop_midway(run_dir, number, recompile=recompile) == [status]
     assert 0 < saved(run_dir)[0] < STEPS
-    train(run_dir, "--resume", anew=anew)
+    train(run_dir, "--resume", recompile=recompile)
     assert_same_run(run_dir, left_alone)
 
 
@@ -59,7 +59,7 @@ def newest_folder(run_dir) -> int:
     return max((int(name) for name in names if name.isdigit()), default=-1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_twenty_kills_at_any_moment(tmp_path):
     """A checkpoint after each step, so that many kills come while one is written."""
     run_dir, whole = tmp_path / "killed", tmp_path / "whole"

@@ -26,6 +26,7 @@ from tests.train.runs import (
     stop_midway,
     train,
 )
+from train.__main__ import parse_config
 from train.config import ConfigError
 from train.config.hosts import HostsConfig
 from train.multihost import hosts
@@ -80,7 +81,7 @@ def test_two_hosts_train_what_one_does(short_two, tmp_path):
         assert_same_run(two, tmp_path / "other", last=6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("layout", ["--data.packing", "--data.buckets=2"])
 def test_two_hosts_lay_rows_out_as_one_does(layout, tmp_path):
     two, one = tmp_path / "two", tmp_path / "one"
@@ -107,7 +108,7 @@ def test_two_hosts_killed_and_resumed_equal_those_left_alone(victims, of_two, tm
     assert_same_run(run_dir, of_two)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_signal_to_one_host_stops_and_saves_all(of_two, tmp_path):
     run_dir = tmp_path / "stopped"
     assert stop_midway(run_dir, signal.SIGTERM, **TWO) == [0, 0]
@@ -116,16 +117,7 @@ def test_a_signal_to_one_host_stops_and_saves_all(of_two, tmp_path):
     assert_same_run(run_dir, of_two)
 
 
-@pytest.mark.slow
-def test_from_four_hosts_to_one(tmp_path):
-    run_dir, whole = tmp_path / "four", tmp_path / "whole"
-    train(whole, devices=4, flags=QUICK)
-    assert KILLED in stop_midway(run_dir, signal.SIGKILL, victims=4, **FOUR)
-    train(run_dir, "--resume", flags=QUICK)
-    assert_close_rows(run_dir, whole)
-
-
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_from_four_hosts_that_share_parameters_to_one_and_back(tmp_path):
     run_dir, whole = tmp_path / "four", tmp_path / "whole"
     mesh = ["--mesh.data=2", "--mesh.tensor=2"]
@@ -138,24 +130,24 @@ def test_from_four_hosts_that_share_parameters_to_one_and_back(tmp_path):
     assert_same_run(copy, whole)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("flag", ["--seed=1", "--steps=70"])
 def test_hosts_of_different_flags_do_not_train(flag, tmp_path):
     """Two seeds would end well, with two models; more steps would never end."""
     processes = start(tmp_path / "run", hosts=2, flags=QUICK, of_last=[flag])
-    (first, said), (second, named) = finish(processes)
+    (first, text), (second, named) = finish(processes)
     assert (first, second) == (1, 1)
-    assert "error: on host 1 this failed: see there." in said
-    assert f"{flag.split('=')[0]}: " in named and "on host 0" in named
+    assert "error: " in text and "host 1" in text
+    assert f"{flag.split('=')[0]}: " in named
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_a_host_that_hangs_ends_all(frozen, tmp_path):
-    """Nor does any heartbeat tell: those may stay away for longer than that."""
+    """Heartbeats do not end it here: they may be missing for longer than that."""
     seconds = 45  # which compiling must not take
-    more = [f"--hosts.stuck-after={seconds}", "--hosts.lost-after=900"]
+    more = [f"--hosts.stall-timeout={seconds}", "--hosts.lost-after=900"]
     processes = start(tmp_path / "run", *more, hosts=2, flags=QUICK)
     waiting = processes[1 - frozen]
     try:
@@ -171,12 +163,12 @@ def test_a_host_that_hangs_ends_all(frozen, tmp_path):
             process.kill()
             process.communicate()
     assert waiting.returncode == 1, text
-    assert f"error: nothing was finished for {seconds} s (--hosts.stuck-after)" in text
+    assert f"Timeout (0:00:{seconds})!" in text
     assert "train/loop.py" in text  # where it stood
     assert processes[frozen].returncode not in (0, KILLED)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_printed_commands_for_two_processes(tmp_path):
     text = (ROOT / "docs" / "hosts.md").read_text()
     block = text.split("```sh\n")[1].split("```")[0]
@@ -202,14 +194,14 @@ def test_rows_of_this_process_are_all_where_it_is_alone():
 def test_hosts_have_as_many_devices(monkeypatch):
     devices = [types.SimpleNamespace(process_index=host) for host in (0, 1, 1)]
     monkeypatch.setattr(jax, "devices", lambda: devices)
-    with pytest.raises(ConfigError, match="not 1 on host 0, 2 on host 1: look for"):
+    with pytest.raises(ConfigError, match="1 on host 0, 2 on host 1"):
         hosts._check_devices()
     monkeypatch.setattr(jax, "devices", lambda: devices[:2])
     hosts._check_devices()
 
 
 def test_flags_belong_together():
-    with pytest.raises(ConfigError, match="belong together: got None, 2 and None"):
+    with pytest.raises(ConfigError, match=r"--hosts\.coordinator, .* None, 2 and None"):
         hosts.join(HostsConfig(count=2))
 
 
@@ -226,7 +218,7 @@ def test_flags_belong_together():
         ({"JOB_COMPLETION_INDEX": "0"}, "Kubernetes"),
     ],
 )
-def test_launchers_are_told_apart(environment, found, monkeypatch):
+def test_launchers_are_recognised(environment, found, monkeypatch):
     for name in ("SLURM_NTASKS", "SLURM_LOCALID", "OMPI_COMM_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("JOB_COMPLETION_INDEX", raising=False)
@@ -240,10 +232,25 @@ def test_launchers_are_told_apart(environment, found, monkeypatch):
 def test_a_number_of_processes_is_a_number(variable, monkeypatch):
     monkeypatch.delenv("SLURM_NTASKS", raising=False)
     monkeypatch.setenv(variable, "2(x3)")
-    with pytest.raises(ConfigError, match=rf"{variable}=2\(x3\), which is no number"):
+    with pytest.raises(ConfigError, match=rf"{variable}=2\(x3\)"):
         hosts.join(HostsConfig())
 
 
+@pytest.mark.parametrize(
+    ("coordinator", "count", "index", "named"),
+    [
+        ("a", 2, 0, "--hosts.coordinator a "),
+        (":1", 2, 0, "--hosts.coordinator :1 "),
+        ("a:70000", 2, 0, "--hosts.coordinator a:70000 "),
+        ("a:1", 2, 2, "--hosts.index 2 "),
+    ],
+)
+def test_flags_in_range(coordinator, count, index, named):
+    with pytest.raises(ConfigError, match=named):
+        hosts.join(HostsConfig(coordinator, count, index))
+
+
+@pytest.mark.nightly
 def test_a_launcher_whose_other_process_stays_away():
     """JAX would abort this one, with a stack of C++."""
     task = {"JOB_ID": "7", "STEP_NODELIST": "localhost", "NTASKS": "2"}
@@ -260,8 +267,59 @@ def test_a_launcher_whose_other_process_stays_away():
         timeout=120,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("error: not every host came within 2 s")
+    assert done.stderr.startswith("error: ")
+    assert "2 s (--hosts.timeout" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+STALLED = """
+import {module}
+from train.multihost import hosts
+hosts.several = lambda: True
+with hosts.stall_timer(1):
+    hosts.made_progress()
+    {wait}
+"""
+
+
+def test_the_old_names_of_flags_are_accepted():
+    old = ["--hosts.lost-after", "7", "--hosts.stuck-after=8"]
+    config = parse_config("quickstart", old, "describe").hosts
+    assert (config.heartbeat_timeout, config.stall_timeout) == (7, 8)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("module", "wait"),
+    [("time", "time.sleep(60)"), ("ctypes", "ctypes.PyDLL(None).sleep(60)")],
+)
+def test_a_stalled_process_exits_and_shows_where(module, wait):
+    """Also one that holds Python's lock, so that no other thread can run."""
+    done = subprocess.run(
+        [sys.executable, "-c", STALLED.format(module=module, wait=wait)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 1
+    assert "Timeout (0:00:01)!" in done.stderr
+    assert 'File "<string>", line 7' in done.stderr
+
+
+def test_progress_restarts_the_stall_timer_and_one_process_has_none(monkeypatch):
+    armed = []
+    monkeypatch.setattr(
+        hosts.faulthandler, "dump_traceback_later", lambda *a, **k: armed.append((a, k))
+    )
+    with hosts.stall_timer(5):
+        hosts.made_progress()
+    assert not armed
+    monkeypatch.setattr(hosts, "several", lambda: True)
+    with hosts.stall_timer(5):
+        hosts.made_progress()
+    hosts.made_progress()
+    assert armed == [((5,), {"exit": True})] * 2
 
 
 def test_one_process_speaks_for_itself():
@@ -274,7 +332,5 @@ def test_one_process_speaks_for_itself():
     hosts.assert_all_hosts(True, "fine")
     with pytest.raises(ConfigError, match="not fine"):
         hosts.assert_all_hosts(False, "not fine")
-    batch = hosts.place(
-        {"x": np.arange(8.0)}, batch_sharding(make_mesh(8)), np.arange(8), 8
-    )
+    batch = hosts.global_batch({"x": np.arange(8.0)}, batch_sharding(make_mesh(8)), 8)
     np.testing.assert_array_equal(jax.device_get(batch["x"]), np.arange(8.0))
