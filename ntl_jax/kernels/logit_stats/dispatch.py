@@ -61,10 +61,15 @@ def logit_stats(
         return triton().read(logits, labels, ids, first)
 
     def split(logits, labels):
-        return partitioned_logit_stats(triton().read, logits, labels, ids)
+        return partitioned_logit_stats(
+            triton().read, logits, labels, ids, vocab_size=vocab_size
+        )
 
     sums = _choose(axis_name, plain, kernel, split, logits, labels)
-    return sums if axis_name is None else reference.combine_shards(sums, axis_name)
+    if axis_name is None:
+        return sums
+    columns = reference.real_columns(logits.shape[-1], first, vocab_size)
+    return reference.combine_shards(sums, axis_name, columns)
 
 
 def logit_stats_vjp(

@@ -14,6 +14,7 @@ from ntl_jax.kernels.logit_stats.reference import (
     ColumnCotangents,
     ColumnSums,
     combine_shards,
+    real_columns,
 )
 from ntl_jax.sharding.spmd import Axes, add_batch_axis, shardable
 
@@ -21,7 +22,9 @@ _LETTERS = "abcdefgh"  # of the positions, in sharding rules
 _shardable = partial(shardable, batch=_LETTERS[0], free=_LETTERS[1:], tensor="v")
 
 
-def partitioned_logit_stats(read: Callable, logits, labels, token_ids) -> ColumnSums:
+def partitioned_logit_stats(
+    read: Callable, logits, labels, token_ids, *, vocab_size: int
+) -> ColumnSums:
     """Reads the columns of logits that may be sharded.
 
     Args:
@@ -30,13 +33,14 @@ def partitioned_logit_stats(read: Callable, logits, labels, token_ids) -> Column
         logits: [*B, V].
         labels: [*B].
         token_ids: [K], the same for all that `vmap` batches.
+        vocab_size: V without padding.
 
     Returns:
         ColumnSums over [*B].
     """
     # XLA's partitioner (of jax 0.11.2) crashes on an operand without elements.
     ids = (token_ids,) if token_ids.size else ()
-    return ColumnSums(*_reading(read)(logits, labels, *ids))
+    return ColumnSums(*_reading(read, vocab_size)(logits, labels, *ids))
 
 
 def partitioned_logit_stats_vjp(
@@ -66,11 +70,15 @@ def partitioned_logit_stats_vjp(
 
 
 @lru_cache(maxsize=256)
-def _reading(read: Callable) -> Callable:
+def _reading(read: Callable, vocab_size: int) -> Callable:
     def run(axes: Axes, logits, labels, *ids):
         token_ids = ids[0] if ids else jnp.zeros((0,), jnp.int32)
-        sums = read(logits, labels, token_ids, _first_column(axes, logits))
-        return tuple(combine_shards(sums, axes["v"]) if axes["v"] else sums)
+        first = _first_column(axes, logits)
+        sums = read(logits, labels, token_ids, first)
+        if not axes["v"]:
+            return tuple(sums)
+        columns = real_columns(logits.shape[-1], first, vocab_size)
+        return tuple(combine_shards(sums, axes["v"], columns))
 
     def rule(logits, labels, *ids) -> str:
         tokens = _letters(labels.ndim)
