@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from ntl_jax.models import AnyConfig, count_parameters
 from ntl_jax.numbers.value_scales import ValueScale
-from ntl_jax.sharding.mesh import batch_sharding, make_mesh
+from ntl_jax.sharding.mesh import batch_sharding, make_mesh, tensor_size
 from train.checkpointing.checkpointer import Checkpointer
 from train.checkpointing.folder import has_checkpoint
 from train.checkpointing.model_dict import model_dict, model_of_dict, run_as
@@ -160,7 +160,7 @@ def _prepare(
     else:
         head = HEADS[config.head]
         grow = config.init_from is not None or head.adds_tokens(config)
-        tensor = mesh.shape["tensor"]
+        tensor = tensor_size(mesh)
         model = fit_vocabulary(config.model, len(tokenizer), tensor, grow=grow)
         model = head.fit_model(model, tokenizer)
     # Before the data, which take longer.

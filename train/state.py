@@ -7,12 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from ntl_jax.losses import Objective
 from ntl_jax.models import AnyConfig, init_params
 from ntl_jax.numbers.value_scales import ValueScale
 from ntl_jax.numbers.vocab import NumberVocab
+from ntl_jax.sharding.mesh import replicated, tensor_size
 from ntl_jax.sharding.rules import param_shardings, reduced_sharding
 from train.config import ConfigError, TrainConfig
 from train.optimizer import make_optimizer, make_plateau
@@ -91,7 +92,7 @@ def check_layout(model: AnyConfig, mesh: Mesh, *, resume: bool) -> None:
 def check_heads(model: AnyConfig, mesh: Mesh) -> None:
     """Raises ConfigError where heads that have biases of their own, as a T5's do, do
     not divide over the mesh's `tensor` axis."""
-    heads, tensor = model.biased_heads, mesh.shape["tensor"]
+    heads, tensor = model.biased_heads, tensor_size(mesh)
     if heads is None or heads % tensor == 0:
         return
     *others, most = [
@@ -124,7 +125,7 @@ def state_shardings(task: Task) -> TrainState:
         functools.partial(_random_state, task=task), jax.random.key(0)
     )
     params = _layout(task.model, shapes.params, task.mesh, task.config.resume)
-    replicated = NamedSharding(task.mesh, PartitionSpec())
+    whole = replicated(task.mesh)
     opt_state = optax.tree_map_params(
         task.optimizer,
         lambda leaf, param, sharding: reduced_sharding(
@@ -133,13 +134,13 @@ def state_shardings(task: Task) -> TrainState:
         shapes.opt_state,
         shapes.params,
         params,
-        transform_non_params=lambda _: replicated,
+        transform_non_params=lambda _: whole,
     )
     return TrainState(
-        step=replicated,
+        step=whole,
         params=params,
         opt_state=opt_state,
-        plateau=jax.tree.map(lambda _: replicated, shapes.plateau),
+        plateau=jax.tree.map(lambda _: whole, shapes.plateau),
     )
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float32, Int, Int32
 
 from ntl_jax.generate.decoder import Decoder
 from ntl_jax.generate.ending import Ending
-from ntl_jax.sharding.constrain import keep_rows
+from ntl_jax.sharding.constrain import constrain
 
 Pick = Callable[[Float32[Array, "B V"], Int[Array, ""]], Int[Array, "B"]]
 
@@ -37,7 +37,7 @@ def decode_loop(
             gained = jnp.take_along_axis(logits, chosen[:, None], axis=1)[:, 0]
             gained = gained - jax.nn.logsumexp(logits, axis=-1)
             scores = scores + jnp.where(ended, 0, gained)
-        tokens = keep_rows(jnp.where(ended, ending.pad, chosen))  # [B]
+        tokens = constrain(jnp.where(ended, ending.pad, chosen), "batch")  # [B]
         generated = jax.lax.dynamic_update_slice(generated, tokens[:, None], (0, count))
         ended = ended | (tokens == ending.token)
         return count + 1, tokens, ended, generated, scores, cache

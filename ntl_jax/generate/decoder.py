@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int, Int32, PyTree
 
-from ntl_jax.generate.layout import lay_out_for_decoding
 from ntl_jax.kernels.einsum import einsum_float32
 from ntl_jax.models import Params, bind
 from ntl_jax.models.attention import Cache
 from ntl_jax.models.t5.decoding import T5Steps
 from ntl_jax.models.t5.model import Mask
-from ntl_jax.sharding.constrain import keep_heads, keep_rows
+from ntl_jax.sharding.constrain import constrain
+from ntl_jax.sharding.rules import decoding_layout
 
 # Leaves that every model casts to its dtype before it uses them; not the tables, which
 # some read in float32, nor the routers.
@@ -61,7 +61,7 @@ class Decoder:
         if attention_mask is not None:
             attention_mask = jnp.asarray(attention_mask)
         self.config, self.beams = config, beams
-        params = lay_out_for_decoding(config, compute_params(params, config.dtype))
+        params = decoding_layout(config, compute_params(params, config.dtype))
         self.model = bind(config, params, gather=False)
         self._head = self.model.head.astype(config.dtype)
         if not config.decoder_only:
@@ -103,7 +103,7 @@ class Decoder:
     ) -> Float32[Array, "B W V"]:
         """Logits; -inf in columns from `vocab_size` on, which are padding."""
         logits = einsum_float32("BWD,DV->BWV", hidden, self._head)
-        logits = keep_rows(logits, columns=True)
+        logits = constrain(logits, "batch", ..., "vocab")
         if vocab_size > logits.shape[-1]:
             raise ValueError(
                 f"vocab_size is {vocab_size}, but the model has {logits.shape[-1]} "
@@ -138,7 +138,7 @@ def _take_beams(cache: Cache, parents: Int[Array, "B W"]) -> Cache:
         return chosen.reshape(-1, *half.shape[1:])
 
     def of_layers(half):
-        return keep_heads(jax.vmap(taken)(half), rows=1, heads=3)
+        return constrain(jax.vmap(taken)(half), None, "batch", None, "heads")
 
     return cache._replace(
         keys=of_layers(cache.keys),

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from ntl_jax.sharding.constrain import column_parts, keep_rows
+from ntl_jax.sharding.constrain import column_parts, constrain
 from ntl_jax.sharding.spmd import row_by_row
 
 _BLOCK = 64  # columns
@@ -41,7 +41,9 @@ def top_k(
     best, places = row_by_row(partial(_local_top_k, k=k), cut, parts=-2)
     first = cut.shape[-1] * jnp.arange(parts, dtype=jnp.int32)
     places = places + jnp.broadcast_to(first[:, None], places.shape)  # [*B, P, k]
-    best, places = (keep_rows(y.reshape(*x.shape[:-1], -1)) for y in (best, places))
+    best, places = (
+        constrain(y.reshape(*x.shape[:-1], -1), "batch") for y in (best, places)
+    )
     best, which = row_by_row(partial(_local_top_k, k=k), best)
     return best, jnp.take_along_axis(places, which, axis=-1)
 

@@ -1,10 +1,14 @@
 """Feed-forward experts: each token visits a few of many, and no visit is dropped.
 
-The visits are laid out by expert in tiles of equal height, so that all experts run as
+The visits are sorted by expert into tiles of equal height, so that all experts run as
 one batched matrix product of static shape, whatever the routing: with V visits to E
 experts in tiles of about V/4E rows, at most a quarter of the rows are empty, and each
 expert's weights are read about five times. A TPU has an instruction for groups of any
 size (`ragged_dot`), which is given the same rows.
+
+On a mesh each device routes its own tokens, all experts are sharded alike along their
+hidden units, and sums follow. XLA's partitioner splits no sort: on TPUs, on a mesh that
+is not known here, data-parallel devices repeat each other's experts.
 """
 
 from functools import partial
@@ -15,11 +19,106 @@ import jax.numpy as jnp
 from jax.lax import RaggedDotDimensionNumbers
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
+from ntl_jax.sharding.constrain import constrain
+from ntl_jax.sharding.mesh import fsdp_size
+from ntl_jax.sharding.spmd import Axes, psum, shardable
+
 FEW_TOKENS = 128
 """Up to here all experts see all tokens: reading the weights takes the time, and they
 are read once. Decoding lives here."""
 
 _SMALLEST_TILE = 8
+
+
+def run_experts(
+    x: Float[Array, "B T D"],
+    weights: Float32[Array, "B T A"],
+    chosen: Int[Array, "B T A"],
+    gate_up: Float[Array, "E 2 F D"],
+    down: Float[Array, "E D F"],
+) -> Float[Array, "B T D"]:
+    """The weighted sum of the outputs of each token's experts.
+
+    sum_a weights[b, t, a] * down_e (silu(gate_e x) * up_e x), e = chosen[b, t, a]
+
+    A step of decoding, where `fsdp` shards the parameters, runs all experts: the
+    parameters stay where they are, and the few tokens travel.
+
+    The backward pass recomputes `gate_e x` and `up_e x`: saved, they would take
+    2 * A * F numbers per token and layer, and their places differ from mesh to mesh.
+
+    Args:
+        x: tokens; B may be sharded.
+        weights: of each token's experts.
+        chosen: the numbers of each token's experts, all different.
+        gate_up: the experts' two input matrices, in `x`'s dtype; F may be sharded.
+        down: their output matrices; F may be sharded, as in `gate_up`.
+
+    Returns:
+        [B, T, D] in `x`'s dtype.
+    """
+    if x.shape[1] == 1 and fsdp_size() > 1:  # a step: its tokens are sent around
+        first = (x[:, 0], weights[:, 0], chosen[:, 0])
+        return all_experts(*first, gate_up, down)[:, None]
+    return _experts(x, weights, chosen, gate_up, down)
+
+
+def _sharded_forward(axes: Axes, *operands):
+    return (psum(local_experts(*operands), axes["f"]),)
+
+
+def _sharded_gradients(axes: Axes, x, weights, chosen, gate_up, down, cotangent):
+    """Gradients of all operands but `chosen`."""
+
+    def run(x, weights, gate_up, down):
+        return local_experts(x, weights, chosen, gate_up, down)
+
+    pull = jax.vjp(run, x, weights, gate_up, down)[1]
+    summed = ("f", "f", "b", "b")
+    return tuple(
+        psum(y, axes[letter]) for y, letter in zip(pull(cotangent), summed, strict=True)
+    )
+
+
+_OPERANDS = "b t d, b t a, b t a, e c f d, e d f"
+_forward = shardable(
+    _sharded_forward,
+    lambda *_: f"{_OPERANDS} -> b t d",
+    batch="b",
+    tensor="f",
+    reduced="f",
+    on_tpus=True,
+)
+_backward = shardable(
+    _sharded_gradients,
+    lambda *_: f"{_OPERANDS}, b t d -> b t d, b t a, e c f d, e d f",
+    batch="b",
+    tensor="f",
+    on_tpus=True,
+)
+
+
+@jax.custom_vjp
+def _experts(*operands):
+    return _forward(*_as_stored(*operands))[0]
+
+
+def _experts_forward(*operands):
+    return _experts(*operands), operands
+
+
+def _experts_backward(operands, cotangent):
+    x, weights, gate_up, down = _backward(*_as_stored(*operands), cotangent)
+    return x, weights, None, gate_up, down
+
+
+_experts.defvjp(_experts_forward, _experts_backward)
+
+
+def _as_stored(x, weights, chosen, gate_up, down):
+    """The operands, matrices sharded as they are stored: gathered after their casts."""
+    gate_up = constrain(gate_up, None, None, "units", "hidden")
+    return x, weights, chosen, gate_up, constrain(down, None, "hidden", "units")
 
 
 def local_experts(
@@ -29,10 +128,7 @@ def local_experts(
     gate_up: Float[Array, "E 2 F D"],
     down: Float[Array, "E D F"],
 ) -> Float[Array, "B T D"]:
-    """What each token's experts make of it, summed with weights, on one device.
-
-    Arguments and result are those of `experts_partition.run_experts`.
-    """
+    """`run_experts` on one device."""
     few = x.shape[0] * x.shape[1] <= FEW_TOKENS
     run = all_experts if few else chosen_experts
     flat = [y.reshape(-1, y.shape[-1]) for y in (x, weights, chosen)]

@@ -1,4 +1,8 @@
-"""What kind of device a program is for."""
+"""What kind of device a program is for, and whether kernels can be compiled for it."""
+
+import importlib.util
+import warnings
+from functools import cache
 
 import jax
 
@@ -32,3 +36,21 @@ def compute_capability() -> tuple[int, ...] | None:
         return None
     parts = str(text).split(".")
     return tuple(map(int, parts)) if all(map(str.isdigit, parts)) else ()
+
+
+@cache
+def has_triton() -> bool:
+    """Whether this JAX has the Triton backend of Pallas, deprecated since 0.12.
+
+    To be asked before anything is imported that stands on it. Where it is missing, it
+    warns once that GPUs run XLA's programs instead of the kernels.
+    """
+    if importlib.util.find_spec("jax.experimental.pallas.triton") is not None:
+        return True
+    warnings.warn(
+        f"JAX {jax.__version__} has no Triton backend of Pallas: attention and losses "
+        "run XLA's programs on GPUs, which take more time and memory. Install an "
+        "earlier JAX for the kernels.",
+        stacklevel=2,
+    )
+    return False

@@ -119,12 +119,13 @@ def _cross_entropy(
     check_stats(stats, weight.shape)
     mask = weight != 0
     # Masked before the arithmetic too: a NaN that nobody counts has no gradient.
-    lse = jnp.where(mask, stats.lse, 0.0)
-    value = lse - jnp.where(mask, stats.label_logit, 0.0)
+    log_sum = jnp.where(mask, stats.log_sum, 0.0)
+    value = log_sum - jnp.where(mask, stats.label_logit, 0.0)
     if label_smoothing:
         mean_logit = jnp.where(mask, stats.logit_sum, 0.0) / vocab_size
-        value = (1 - label_smoothing) * value + label_smoothing * (lse - mean_logit)
+        value = (1 - label_smoothing) * value + label_smoothing * (log_sum - mean_logit)
     if z_loss:
         # The clip is for a position without a single finite logit: its lse is -1e30.
+        lse = log_sum + jnp.where(mask, stats.top, 0.0)
         value += z_loss * jnp.clip(lse, -_LARGEST_LSE, _LARGEST_LSE) ** 2
     return value

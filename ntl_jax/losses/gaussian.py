@@ -202,10 +202,10 @@ def gaussian_cross_entropy_from_stats(
     check_stats(stats, weight.shape)
     counts = weight != 0
     # Masked before the arithmetic: a NaN that nobody counts has no gradient.
-    lse = jnp.where(counts, stats.lse, 0.0)
-    plain = lse - jnp.where(counts, stats.label_logit, 0.0)
+    log_sum = jnp.where(counts, stats.log_sum, 0.0)
+    plain = log_sum - jnp.where(counts, stats.label_logit, 0.0)
     logits = jnp.where(targets.mask[..., None], stats.number_logits, 0.0)  # [*B, K]
-    soft = jnp.sum(g * (lse[..., None] - logits), axis=-1)
+    soft = jnp.sum(g * (log_sum[..., None] - logits), axis=-1)
     return jnp.where(targets.mask, soft, plain), weight
 
 

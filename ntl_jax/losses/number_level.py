@@ -265,7 +265,9 @@ def _sign_agreement(
     """The expected sign times the true one, at first digits: 1 where there is none."""
     begins = spans.start == row_index(weight)
     sign = shift(spans.negative & begins, -1) & (weight != 0)
-    minus = jnp.where(sign, stats.label_logit, 0.0) - jnp.where(sign, stats.lse, 0.0)
+    minus = jnp.where(sign, stats.label_logit, 0.0) - jnp.where(
+        sign, stats.log_sum, 0.0
+    )
     expected = 2.0 * jnp.exp(jnp.minimum(minus, 0.0)) - 1.0
     # The digit before which it stands, or the one after the point there.
     expected = jnp.where(spans.leads, shift(expected, 2), shift(expected, 1))

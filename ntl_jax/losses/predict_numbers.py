@@ -57,7 +57,7 @@ def predict_numbers_from_stats(
     Source: as `predict_numbers`.
     """
     q = jax.nn.softmax(stats.number_logits, axis=-1)  # [*B, K]
-    log_mass = jax.nn.logsumexp(stats.number_logits, axis=-1) - stats.lse  # [*B]
+    log_mass = jax.nn.logsumexp(stats.number_logits, axis=-1) - stats.log_sum  # [*B]
     return expected_value(q, vocab), jnp.exp(jnp.minimum(log_mass, 0.0))
 
 

@@ -47,8 +47,8 @@ def number_probabilities(
     if support == "numbers":
         return jax.nn.softmax(logits, axis=-1)
     if support == "full":
-        lse = jnp.where(targets.mask, stats.lse, jnp.log(logits.shape[-1]))
-        return jnp.exp(logits - lse[..., None])
+        log_sum = jnp.where(targets.mask, stats.log_sum, jnp.log(logits.shape[-1]))
+        return jnp.exp(logits - log_sum[..., None])
     raise ValueError(f"support must be 'numbers' or 'full', not {support!r}.")
 
 
@@ -110,7 +110,7 @@ def log_number_mass(stats: NumberStats, targets: NumberTargets) -> Float32[Array
     """
     logits = logits_of_numbers(stats, targets)  # [*B, K]
     on_numbers = jax.nn.logsumexp(logits, axis=-1)  # [*B]
-    everywhere = jnp.where(targets.mask, stats.lse, on_numbers)
+    everywhere = jnp.where(targets.mask, stats.log_sum, on_numbers)
     return jnp.minimum(on_numbers - everywhere, 0.0)  # rounding can leave 1e-7 above
 
 
@@ -150,9 +150,24 @@ def reweigh_and_mask(
                 "mass scales the loss already."
             )
         log_mass = log_number_mass(stats, targets)
-        elsewhere = -jnp.expm1(log_mass)
+        elsewhere = _one_minus_exp(log_mass)
         loss = jnp.exp(log_mass) * loss + REWEIGH_FACTOR * worst * elsewhere
     return jnp.where(targets.mask, loss, 0.0), targets.weight
+
+
+@jax.custom_jvp
+def _one_minus_exp(x: Float32[Array, "*B"]) -> Float32[Array, "*B"]:
+    """1 - exp(x), exact near 0; so is its derivative where exp(x) is small.
+
+    That of ``jnp.expm1`` is expm1(x) + 1, which rounds exp(x) to a multiple of 6e-8.
+    """
+    return -jnp.expm1(x)
+
+
+@_one_minus_exp.defjvp
+def _one_minus_exp_jvp(primals, tangents):
+    (x,), (dx,) = primals, tangents
+    return _one_minus_exp(x), -jnp.exp(x) * dx
 
 
 def abs_zero_grad(x: Float[Array, "*B"]) -> Float[Array, "*B"]:

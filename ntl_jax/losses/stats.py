@@ -27,17 +27,29 @@ from ntl_jax.sharding.auto_axes import on_auto_axes
 class NumberStats(NamedTuple):
     """What the losses read from the logits z of a position, all float32.
 
+    All but ``top`` are relative to the largest logit, so that logits with a common
+    offset keep their digits: differences of two fields are exact where those of
+    logits near 1e4 would be rounded to 1e-3. Gradients take ``top`` for a constant,
+    which is exact, since a common offset of the other fields belongs to ``log_sum``.
+
     Attributes:
-        lse: [*B], log sum_j exp(z_j) over the V real columns.
-        label_logit: [*B], the logit of the label; of column 0 where it is ignored.
-        number_logits: [*B, K], the logits of ``vocab.token_ids``.
-        logit_sum: [*B], sum_j z_j over the V real columns.
+        log_sum: [*B], log sum_j exp(z_j - top) over the V real columns.
+        label_logit: [*B], z_y - top of the label y; of column 0 where it is ignored.
+        number_logits: [*B, K], z_k - top of ``vocab.token_ids``.
+        logit_sum: [*B], sum_j (z_j - top) over the V real columns.
+        top: [*B], max_j z_j.
     """
 
-    lse: Float32[Array, "*B"]
+    log_sum: Float32[Array, "*B"]
     label_logit: Float32[Array, "*B"]
     number_logits: Float32[Array, "*B K"]
     logit_sum: Float32[Array, "*B"]
+    top: Float32[Array, "*B"]
+
+    @property
+    def lse(self) -> Float32[Array, "*B"]:
+        """[*B], log sum_j exp(z_j). Subtract nothing from it: take ``log_sum``."""
+        return self.top + self.log_sum
 
 
 def check_stats(stats: NumberStats, shape: tuple[int, ...]) -> None:
@@ -47,10 +59,10 @@ def check_stats(stats: NumberStats, shape: tuple[int, ...]) -> None:
             f"stats must be NumberStats, not {type(stats).__name__}: take "
             "stats_from_logits(logits, labels, vocab)."
         )
-    if stats.lse.shape != shape:  # they may broadcast, to a loss of something else
+    if stats.log_sum.shape != shape:  # they may broadcast, to a loss of something else
         raise ValueError(
-            f"stats over {stats.lse.shape} do not match labels of shape {shape}: take "
-            "both of the same positions."
+            f"stats over {stats.log_sum.shape} do not match labels of shape {shape}: "
+            "take both of the same positions."
         )
 
 
@@ -147,14 +159,16 @@ def stats_of_numbers(
         ignore_index: the label that counts nothing.
 
     Returns:
-        NumberStats over [*B], float32, 0 but for the number logits.
+        NumberStats over [*B], float32, 0 but for the number logits, which are those
+        of the model (``top`` is 0).
     """
     del ignore_index
     check_labels(logits, labels)
     check_vocab(vocab)
     vocab.check_columns(logits.shape[-1])
     nothing = jnp.zeros(labels.shape, jnp.float32)
-    return NumberStats(nothing, nothing, _number_logits(vocab, logits), nothing)
+    numbers = _number_logits(vocab, logits)
+    return NumberStats(nothing, nothing, numbers, nothing, top=nothing)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -186,17 +200,25 @@ def _dense_stats(vocab_size, vocab, axis_name, logits, labels) -> NumberStats:
 
 def _forward(vocab_size, vocab, axis_name, logits, labels):
     sums = logit_stats(vocab_size, vocab, axis_name, logits, labels)
-    log_sum = jnp.log(sums.exp_sum)
+    log_sum, top = jnp.log(sums.exp_sum), sums.top
     stats = NumberStats(
-        sums.top + log_sum, sums.label_logit, sums.number_logits, sums.logit_sum
+        log_sum,
+        sums.label_logit - top,
+        sums.number_logits - top[..., None],
+        sums.logit_sum,
+        top,
     )
-    # Both parts of lse: its float32 sum would round the softmax of logits near 1e4.
-    return stats, (logits, labels, sums.top, log_sum)
+    return stats, (logits, labels, top, log_sum)
 
 
 def _backward(vocab_size, vocab, axis_name, residuals, cotangent: NumberStats):
     logits, labels, top, log_sum = residuals
-    cotangents = ColumnCotangents(**cotangent._asdict())
+    cotangents = ColumnCotangents(
+        log_sum=cotangent.log_sum,
+        label_logit=cotangent.label_logit,
+        logit_sum=cotangent.logit_sum,
+        number_logits=cotangent.number_logits,
+    )
     gradient = logit_stats_vjp(
         vocab_size, vocab, axis_name, logits, labels, top, log_sum, cotangents
     )

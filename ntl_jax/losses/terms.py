@@ -179,4 +179,4 @@ def zero_stats(labels: Array, vocab: NumberVocab) -> NumberStats:
     """NumberStats of no logits, for the weights of a loss, which read labels alone."""
     zero = jnp.zeros(labels.shape, jnp.float32)
     numbers = jnp.zeros((*labels.shape, len(vocab)), jnp.float32)
-    return NumberStats(zero, zero, numbers, zero)
+    return NumberStats(zero, zero, numbers, zero, zero)

@@ -18,7 +18,7 @@ from ntl_jax.models.attention import (
     token_positions,
 )
 from ntl_jax.models.layers import Embedding, Linear, head_logits, run_layers
-from ntl_jax.sharding.constrain import keep_cut, keep_heads, keep_rows
+from ntl_jax.sharding.constrain import constrain
 
 HeadTriple = tuple[Array, Array, Array]  # q, k, v, [B, T, heads, H] each
 
@@ -148,7 +148,8 @@ class DecoderOnly(nnx.Module):
         def step(layer, index, x):
             projected = self.project(layer, x, context)
             at_layer = dropout._replace(layer=index)
-            return keep_rows(self.finish_layer(layer, x, *projected, visible, at_layer))
+            x = self.finish_layer(layer, x, *projected, visible, at_layer)
+            return constrain(x, "batch")
 
         return self.finish(self.run(step, x))
 
@@ -174,7 +175,7 @@ class DecoderOnly(nnx.Module):
         x, context = self.embed_tokens(input_ids, positions)
         seen = make_attention_mask(attention_mask, segment_ids, segment_ids)
         visible = Visible(seen, causal=True)
-        return keep_rows(self.drop_embedded(x, dropout)), context, visible
+        return constrain(self.drop_embedded(x, dropout), "batch"), context, visible
 
     # ------------------------------------------------------------ head
 
@@ -241,7 +242,8 @@ class DecoderOnly(nnx.Module):
         )
         sizes = self.sizes
         shape = (sizes.layers, *input_ids.shape, sizes.key_value_heads, sizes.head_dim)
-        empty = keep_heads(jnp.zeros(shape, self.config.dtype), rows=1, heads=3)
+        zeros = jnp.zeros(shape, self.config.dtype)
+        empty = constrain(zeros, None, "batch", None, "heads")
 
         def step(layer, index, carry):
             x, keys, values = carry
@@ -249,7 +251,7 @@ class DecoderOnly(nnx.Module):
             keys = jax.lax.dynamic_update_index_in_dim(keys, k, index, 0)
             values = jax.lax.dynamic_update_index_in_dim(values, v, index, 0)
             x = self.finish_layer(layer, x, q, k, v, visible, NO_DROPOUT)
-            return keep_rows(x), keys, values
+            return constrain(x, "batch"), keys, values
 
         x, keys, values = self.run(step, (x, empty, empty))
         cache = start_cache(keys, values, attention_mask, length)
@@ -269,16 +271,17 @@ class DecoderOnly(nnx.Module):
         def step(layer, index, carry):
             x, keys, values = carry
             projected = self.project(layer, x, context)
-            q, k, v = (keep_heads(half, rows=0, heads=2) for half in projected)
+            q, k, v = (constrain(half, "batch", None, "heads") for half in projected)
             place = (index, 0, cache.filled, 0, 0)
             # The cache is carried, not scanned over: it is then written in place.
             keys = jax.lax.dynamic_update_slice(keys, k[None], place)
             values = jax.lax.dynamic_update_slice(values, v[None], place)
             own = keys[index], values[index]
             x = self.finish_layer(layer, x, q, *own, visible, NO_DROPOUT)
-            return keep_cut(x), keys, values
+            return constrain(x, "batch", None, "hidden"), keys, values
 
-        x, keys, values = self.run(step, (keep_cut(x), cache.keys, cache.values))
+        x = constrain(x, "batch", None, "hidden")
+        x, keys, values = self.run(step, (x, cache.keys, cache.values))
         return self.finish(x), cache.advanced(keys, values)
 
     # ------------------------------------------------------------ layers, checks

@@ -10,7 +10,6 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Float32, Int
 
 from ntl_jax.kernels.einsum import (
@@ -18,8 +17,9 @@ from ntl_jax.kernels.einsum import (
 )
 from ntl_jax.kernels.platforms import traced_platform
 from ntl_jax.models.remat import Gather, Remat, gathered, remat_layer
-from ntl_jax.sharding.constrain import keep_cut, keep_rows
-from ntl_jax.sharding.mesh import current_mesh
+from ntl_jax.sharding.constrain import constrain
+from ntl_jax.sharding.mesh import tensor_size
+from ntl_jax.sharding.spmd import sum_over_replicas
 
 
 class Linear(nnx.Module):
@@ -84,7 +84,12 @@ class Embedding(nnx.Module):
     def __call__(self, ids: Int[Array, "*B"], dtype: str) -> Float[Array, "*B D"]:
         table = self.embedding[...]
         rows = _read_cast(table, ids) if table.dtype.itemsize < 4 else table[ids]
-        return keep_cut(rows).astype(dtype)
+        if ids.ndim == 2:
+            # Each device reads its part of the hidden dimension for the examples of its
+            # whole `fsdp` group, which then trade parts for examples. Otherwise the
+            # partitioner sends every state of the batch to every device.
+            rows = constrain(rows, "batch", None, "hidden")
+        return rows.astype(dtype)
 
 
 @jax.custom_vjp
@@ -110,19 +115,7 @@ def _read_backward(saved, cotangent):
         transpose = jax.linear_transpose(lambda rows: rows[ids], rows)
         return transpose(cotangent.astype(jnp.float32))[0].astype(table.dtype)
 
-    mesh = current_mesh()
-    if mesh is None or mesh.shape["tensor"] > 1 or ids.ndim != 2:
-        return summed(ids, cotangent), None
-    if ids.shape[0] % mesh.shape["data"] or table.shape[1] % mesh.shape["fsdp"]:
-        return summed(ids, cotangent), None
-    over_data = jax.shard_map(
-        lambda ids, cotangent: jax.lax.psum(summed(ids, cotangent), "data"),
-        mesh=mesh,
-        in_specs=(PartitionSpec("data"), PartitionSpec("data", None, "fsdp")),
-        out_specs=PartitionSpec(None, "fsdp"),
-        check_vma=False,  # the transpose makes zeros that vary over no axis
-    )
-    return over_data(ids, cotangent), None
+    return sum_over_replicas(summed, ids, cotangent), None
 
 
 _read_cast.defvjp(_read_forward, _read_backward)
@@ -236,12 +229,10 @@ def head_logits(
             The logits of the columns beyond V are 0.
     """
     weight = weight.astype(hidden.dtype)
-    mesh = current_mesh()
-    whole = mesh is None or mesh.shape["tensor"] == 1
     missing = -weight.shape[not tied] % _LANES
-    if aligned and missing and whole and hidden.dtype.itemsize == 2:
+    if aligned and missing and tensor_size() == 1 and hidden.dtype.itemsize == 2:
         weight = jnp.pad(
             weight, ((0, missing), (0, 0)) if tied else ((0, 0), (0, missing))
         )
     logits = einsum_float32("BTD,VD->BTV" if tied else "BTD,DV->BTV", hidden, weight)
-    return keep_rows(logits, columns=True)
+    return constrain(logits, "batch", ..., "vocab")

@@ -1,66 +1,77 @@
 """Sharding constraints on activations, batches and kernels, by what they hold."""
 
+import math
+from types import EllipsisType
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from ntl_jax.sharding.mesh import AXES, BATCH_AXES, current_mesh, data_shards
+from ntl_jax.sharding.mesh import (
+    AXES,
+    BATCH_AXES,
+    TENSOR_AXIS,
+    current_mesh,
+    data_shards,
+)
+
+Role = Literal["batch", "heads", "vocab", "units", "hidden"] | None
+"""What a dimension of an array is. `tensor` shards heads, vocabulary and feed-forward
+units, `fsdp` the hidden dimension, and the batch lies over the data-parallel axes that
+no other dimension of the array takes."""
+
+_AXES: dict[Any, Any] = {
+    "batch": BATCH_AXES,
+    "heads": TENSOR_AXIS,
+    "vocab": TENSOR_AXIS,
+    "units": TENSOR_AXIS,
+    "hidden": "fsdp",
+    None: (),
+}
 
 
-def keep_rows(x: jax.Array, columns: bool = False) -> jax.Array:
-    """Pins a batch of activations to the layout that the batch itself has.
+def constrain(x: jax.Array, *roles: Role | EllipsisType) -> jax.Array:
+    """Pins an array to the mesh: by name, how each of its dimensions is sharded.
 
-    Left alone, the partitioner may cut hidden states along their width instead, as the
-    embedding table under `fsdp` is cut: then every device has every row, and the
-    activations are sent around in the place of the parameters.
+    Left alone, the partitioner may shard hidden states along the hidden dimension, as
+    the embedding table under `fsdp` is: every device then has the whole batch, and
+    activations are sent around in the place of parameters. Decoding pins its states
+    so: those of a step are few, and parameters stay where they are.
 
     Args:
-        x: [B, ...], rows of a batch.
-        columns: whether the last axis, one of vocabulary columns, is cut by `tensor`.
+        x: any array.
+        roles: of each dimension, what it is; None: whole. One ellipsis stands for as
+            many dimensions that are whole as there are, as does a missing end.
 
     Returns:
-        `x`, axis 0 over the data-parallel devices and no other axis cut, but for the
-        last one's columns. Without a mesh (see `on_mesh`), inside a `shard_map`, and
-        where the rows or columns do not divide over the devices: `x` as it is.
+        `x`, so sharded. Sizes that do not divide over their devices: heads stay whole,
+        and so does a batch beside heads or a hidden dimension; with any other, and
+        without a mesh (see `on_mesh`) or inside a ``shard_map``, `x` as it is.
     """
     mesh = current_mesh()
     if mesh is None:
         return x
-    last = "tensor" if columns else None
-    if x.shape[0] % data_shards(mesh) or (last and x.shape[-1] % mesh.shape[last]):
-        return x
-    spec = [BATCH_AXES, *[None] * (x.ndim - 1)]
-    if last:
-        spec[-1] = last
+    at = roles.index(...) if ... in roles else len(roles)
+    first, last = roles[:at], roles[at + 1 :]
+    roles = (*first, *(None,) * (x.ndim - len(first) - len(last)), *last)
+    axes = dict(_AXES)
+    lenient = {"heads"}
+    if "hidden" in roles:
+        axes["batch"] = "data"
+    if "hidden" in roles or "heads" in roles:
+        lenient.add("batch")
+    spec: list[Any] = []
+    for size, role in zip(x.shape, roles, strict=True):
+        names = axes[role]
+        names = (names,) if isinstance(names, str) else names
+        if size % math.prod(mesh.shape[name] for name in names) == 0:
+            spec.append(names or None)
+        elif role in lenient:
+            spec.append(None)
+        else:
+            return x
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
-
-
-def keep_cut(x: jax.Array) -> jax.Array:
-    """Pins what is read from a table to the cut of the table's width.
-
-    Each device reads its part of the width for the rows of all devices of its `fsdp`
-    group, which then trade parts for rows. Without this the partitioner sends every
-    row of the whole batch to every device.
-
-    Decoding keeps all its states so: the few rows of a step are sent around, and the
-    parameters stay where they are.
-
-    Args:
-        x: [B, T, D], read from a table [V, D] by the ids of a batch.
-
-    Returns:
-        `x`, rows over `data`, if they divide, and width over `fsdp`; without a mesh,
-        and where the width does not divide, `x` as it is.
-    """
-    mesh = current_mesh()
-    if mesh is None or x.ndim != 3:
-        return x
-    if x.shape[-1] % mesh.shape["fsdp"]:
-        return x
-    rows = None if x.shape[0] % mesh.shape["data"] else "data"
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(rows, None, "fsdp"))
 
 
 def all_gather_kernel(
@@ -99,46 +110,24 @@ def all_gather_kernel(
     return jax.lax.with_sharding_constraint(cut, used)
 
 
-def keep_heads(x: jax.Array, *, rows: int, heads: int) -> jax.Array:
-    """Pins queries, keys or values: rows as the batch, heads as the projections.
-
-    Args:
-        x: of any shape.
-        rows: the axis of rows.
-        heads: the axis of heads.
-
-    Returns:
-        `x`, cut along both axes, or along the one that divides over its devices;
-        without a mesh, `x` as it is.
-    """
-    mesh = current_mesh()
-    if mesh is None:
-        return x
-    spec: list[Any] = [None] * x.ndim
-    if x.shape[rows] % data_shards(mesh) == 0:
-        spec[rows] = BATCH_AXES
-    if x.shape[heads] % mesh.shape["tensor"] == 0:
-        spec[heads] = "tensor"
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
-
-
 def shard_over_all(x: jax.Array) -> jax.Array:
-    """Shares out rows over all devices, so that each has the whole of its rows.
+    """Shards a batch over all devices, so that each has whole examples.
 
     Args:
-        x: [B, ...], rows of a batch; columns may be cut by `tensor`.
+        x: [B, ...]; its last axis may be sharded by `tensor`.
 
     Returns:
-        `x`, axis 0 over all devices; as `keep_rows` pins it where rows do not divide.
+        `x`, axis 0 over all devices; where that does not divide, over the
+        data-parallel ones.
     """
     mesh = current_mesh()
     if mesh is None or x.shape[0] % mesh.size:
-        return keep_rows(x)
+        return constrain(x, "batch")
     return jax.lax.with_sharding_constraint(x, PartitionSpec(AXES))
 
 
 def column_parts(x: jax.Array) -> int:
-    """Into how many parts `keep_rows(x, columns=True)` cuts the columns of `x`."""
+    """Into how many parts `constrain(x, "batch", ..., "vocab")` splits `x`."""
     mesh = current_mesh()
     if mesh is None or x.ndim < 2 or x.shape[0] % data_shards(mesh):
         return 1

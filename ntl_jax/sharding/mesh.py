@@ -1,7 +1,7 @@
-"""Mesh axes. Only this file, `by_device` and `partition_rules` know their names.
+"""Mesh axes. Only this package knows their names.
 
-Axes: `data` (replicas), `fsdp` (shards of parameters and optimizer state that also
-share out the batch) and `tensor` (heads, feed-forward units, vocabulary).
+Axes: `data` (replicas), `fsdp` (shards of parameters and optimizer state, and of the
+batch too) and `tensor` (heads, feed-forward units, vocabulary).
 """
 
 import contextlib
@@ -47,6 +47,11 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The whole of an array on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
 def mesh_of(tree: Any) -> Mesh | None:
     """The mesh that a tree of parameters lies on.
 
@@ -66,7 +71,7 @@ def mesh_of(tree: Any) -> Mesh | None:
 
 @contextlib.contextmanager
 def on_mesh(mesh: Mesh | None) -> Iterator[None]:
-    """What is traced inside knows the mesh, so that `keep_rows` lays out arrays on it.
+    """What is traced inside knows the mesh, so that `constrain` shards arrays over it.
 
     To be entered inside the function that `jit` compiles. None leaves what is known.
     """
@@ -88,12 +93,24 @@ def current_mesh() -> AbstractMesh | None:
     return mesh if several and not mesh.manual_axes else None
 
 
+def data_size() -> int:
+    """How many replicas `data` makes of the parameters; 1 without a mesh."""
+    mesh = current_mesh()
+    return 1 if mesh is None else mesh.shape["data"]
+
+
 def fsdp_size() -> int:
-    """Into how many parts `fsdp` cuts the width of parameters; 1 without a mesh."""
+    """How many shards `fsdp` makes of the hidden dimension; 1 without a mesh."""
     mesh = current_mesh()
     return 1 if mesh is None else mesh.shape["fsdp"]
 
 
+def tensor_size(mesh: Mesh | None = None) -> int:
+    """How many shards `tensor` makes, of the current mesh if none is given; or 1."""
+    known = current_mesh() if mesh is None else mesh
+    return 1 if known is None else known.shape[TENSOR_AXIS]
+
+
 def data_shards(mesh: Mesh | AbstractMesh) -> int:
-    """How many devices share out a batch."""
+    """How many devices a batch is sharded over."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)

@@ -8,15 +8,17 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ntl_jax.sharding.mesh import current_mesh
+
 # `fsdp` cuts a kernel along its inputs, so that what a device gathers lies in one
 # piece: parts of rows would have to be transposed before they are sent, and again for
 # the optimizer. With every stack laid out alike, the partitioner has been seen to
 # return wrong gradients under an unchanged loss; tests therefore compare every leaf.
 _IN = PartitionSpec(None, "fsdp", "tensor")
-OUTPUTS = PartitionSpec(None, ("tensor", "fsdp"))
-"""Of the kernels that project back to the residual stream, [L, in, D]."""
-OUTPUTS_IN_DECODING = PartitionSpec(None, "tensor", "fsdp")
-"""Of the same where rows are few: a device then makes its part of all rows' states."""
+# Of the kernels that project back to the residual stream, [L, in, D].
+_OUTPUTS = PartitionSpec(None, ("tensor", "fsdp"))
+# Of the same where states are few: a device then computes its part of all of them.
+_OUTPUTS_IN_DECODING = PartitionSpec(None, "tensor", "fsdp")
 _REPLICATED = PartitionSpec()
 
 Rules = Sequence[tuple[str, PartitionSpec]]
@@ -26,9 +28,9 @@ T5_RULES: Rules = (
     (r"lm_head/kernel", PartitionSpec("fsdp", "tensor")),  # [D, V]
     (r"(encoder|decoder)/relative_bias/embedding", PartitionSpec(None, "tensor")),
     (r"(encoder|decoder)/layers/(cross_)?attention/[qkv]/kernel", _IN),
-    (r"(encoder|decoder)/layers/(cross_)?attention/o/kernel", OUTPUTS),
+    (r"(encoder|decoder)/layers/(cross_)?attention/o/kernel", _OUTPUTS),
     (r"(encoder|decoder)/layers/mlp/wi(_0|_1)?/kernel", _IN),
-    (r"(encoder|decoder)/layers/mlp/wo/kernel", OUTPUTS),
+    (r"(encoder|decoder)/layers/mlp/wo/kernel", _OUTPUTS),
     (r"(encoder|decoder)/layers/\w+/norm/scale", _REPLICATED),
     (r"(encoder|decoder)/final_norm/scale", _REPLICATED),
 )
@@ -45,7 +47,7 @@ NUMFORMER_RULES: Rules = (
     (r"positions/embedding", PartitionSpec(None, "fsdp")),  # [P, D]
     (r"layers/attention/qkv/kernel", PartitionSpec(None, "fsdp", None, "tensor")),
     (r"layers/mlp/wi/kernel", _IN),
-    (r"layers/(attention/o|mlp/wo)/kernel", OUTPUTS),
+    (r"layers/(attention/o|mlp/wo)/kernel", _OUTPUTS),
     (r"layers/(attention/(qkv|o)|mlp/(wi|wo))/bias", _REPLICATED),
     (r"layers/(attention|mlp)/norm/(scale|bias)", _REPLICATED),
     # Not by `tensor`: cut as `wo` is, its gradient was wrong on 2 x 2 x 2 devices.
@@ -63,7 +65,7 @@ GPT2_RULES: Rules = (
     # [L, D, 3, N*H]: each of q, k and v is cut by heads.
     (r"layers/attention/qkv/kernel", PartitionSpec(None, "fsdp", None, "tensor")),
     (r"layers/mlp/wi/kernel", _IN),
-    (r"layers/(attention/o|mlp/wo)/kernel", OUTPUTS),
+    (r"layers/(attention/o|mlp/wo)/kernel", _OUTPUTS),
     (r"layers/(attention/(qkv|o)|mlp/(wi|wo))/bias", _REPLICATED),
     (r"(layers/(attention|mlp)/norm|final_norm)/(scale|bias)", _REPLICATED),
 )
@@ -74,7 +76,7 @@ GRANITE_RULES: Rules = (
     (r"embed/embedding", PartitionSpec("tensor", "fsdp")),  # [W, D]
     (r"lm_head/kernel", PartitionSpec("fsdp", "tensor")),  # [D, W]
     (r"layers/(attention/[qkv]|mlp/(gate|up))/kernel", _IN),
-    (r"layers/(attention/o|mlp/down)/kernel", OUTPUTS),
+    (r"layers/(attention/o|mlp/down)/kernel", _OUTPUTS),
     (r"layers/(attention|mlp)/\w+/bias", _REPLICATED),
     (r"layers/mlp/router/kernel", PartitionSpec(None, "fsdp")),  # [L, D, E]
     # [L, E, 2, F, D] and [L, E, D, F]
@@ -156,3 +158,35 @@ def param_shardings(config: Any, params: Any, mesh: Mesh) -> Any:
             + "\n  ".join(problems)
         )
     return shardings
+
+
+def decoding_layout(config: Any, params: Any) -> Any:
+    """Shards output projections along their outputs, once, for all steps of decoding.
+
+    Training gathers them layer by layer. A step of decoding has few states: it sends
+    these around and leaves the parameters where they are, each device its part of the
+    hidden dimension.
+
+    Args:
+        config: the model's config; its `partition_rules` names the table.
+        params: nested dict of arrays, sharded as `param_shardings` says.
+
+    Returns:
+        `params`, so sharded; without a mesh, as they are.
+    """
+    mesh = current_mesh()
+    if mesh is None:
+        return params
+    rules = RULES[config.partition_rules]
+    patterns = [pattern for pattern, spec in rules if spec == _OUTPUTS]
+
+    def placed(path: jax.tree_util.KeyPath, leaf: jax.Array) -> jax.Array:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if not any(re.fullmatch(pattern, name) for pattern in patterns):
+            return leaf
+        if leaf.shape[-1] % mesh.shape["fsdp"]:
+            return leaf
+        cut = jax.lax.with_sharding_constraint(leaf, _OUTPUTS)  # sent in its own dtype
+        return jax.lax.with_sharding_constraint(cut, _OUTPUTS_IN_DECODING)
+
+    return jax.tree_util.tree_map_with_path(placed, params)

@@ -1,47 +1,169 @@
-"""What each device of a mesh does with its own part of a batch, apart from the others.
+"""Programs that each device of a mesh runs on its own part of sharded arrays.
 
-XLA's partitioner splits no sort and no `top_k`: left alone, it hands every device the
-whole batch.
+XLA's partitioner cannot look into a Pallas kernel, and splits no sort and no `top_k`:
+left alone, it hands every device the whole batch.
 """
 
+import dataclasses
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
+from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from ntl_jax.sharding.mesh import BATCH_AXES, current_mesh, data_shards
+from ntl_jax.sharding.mesh import BATCH_AXES, TENSOR_AXIS, current_mesh, data_shards
+
+Axes = dict[str, tuple[str, ...]]
+"""The mesh axes that shard a dimension, by its letter; () where it is whole."""
 
 
-class AxisPartition(NamedTuple):
-    """Which axes of an array are cut.
+def shardable(
+    run: Callable[..., tuple[Any, ...]],
+    rule: Callable[..., str],
+    *,
+    batch: str,
+    tensor: str,
+    free: str = "",
+    reduced: str = "",
+    partly: bool = False,
+    on_tpus: bool = False,
+    vmap: Callable[[Callable], Callable] | None = None,
+) -> Callable[..., tuple[Any, ...]]:
+    """A program whose operands may be sharded, and batched by `vmap`.
 
-    Attributes:
-        rows: the axis that the devices cut which share out a batch; None: they do not.
-        units: the axis that the mesh's `tensor` axis cuts.
-        width: the axis of a parameter that `fsdp` cuts, and that is gathered to run.
+    On a mesh of `on_mesh` each device runs its part by ``shard_map``. On any other,
+    whose axes are not known here, `custom_partitioning` tells XLA's partitioner how to
+    split the program (but the persistent compilation cache then never finds it, since
+    its key holds the addresses of the partitioner's callbacks). The compiler for TPUs
+    does not take `custom_partitioning` (jax 0.10): there XLA splits what it can. Inside
+    a ``shard_map`` operands are parts already.
+
+    Not to be differentiated: a custom VJP runs it forward and backward.
+
+    Args:
+        run: `run(axes, *operands) -> results`, on a device's parts. It sums over
+            `axes[letter]` (see `psum`) what devices hold summands of.
+        rule: of the operands, the letters of their and the results' dimensions, as
+            "b t v, b t -> b t".
+        batch: the letters that the data-parallel axes shard; those after the first are
+            of batches that rows share, whole where there is one.
+        tensor: the letters that the `tensor` axis shards, all alike.
+        free: letters that the partitioner alone may shard, each in its own way.
+        reduced: letters that the partitioner is told to be summed over.
+        partly: on a known mesh, what does not divide stays whole; otherwise all is
+            then left to the partitioner.
+        on_tpus: whether TPUs run the program too.
+        vmap: turns the program into one that `vmap` can batch, such as
+            `merge_batches`; None: it is batched as what is traced for one device.
     """
 
-    rows: int | None = None
-    units: int | None = None
-    width: int | None = None
+    program = _Program(run, rule, batch, tensor, free, reduced, partly, on_tpus)
 
-    def spec(self, ndim: int) -> PartitionSpec:
-        """The cut of an array with so many axes, its width gathered."""
-        names: list[Any] = [None] * ndim
-        if self.rows is not None:
-            names[self.rows] = BATCH_AXES
-        if self.units is not None:
-            names[self.units] = "tensor"
-        return PartitionSpec(*names)
+    @lru_cache(maxsize=256)
+    def vmapped_inside(text: str) -> Callable[..., tuple[Any, ...]]:
+        return _vmap_inside(program.on_one_device(text), program.partitioned(text))
 
-    def kept(self, x: jax.Array) -> jax.Array:
-        """A parameter as it lies, so that it is gathered after casts and not before."""
-        if self.width is None:
-            return x
-        names: list[Any] = [*self.spec(x.ndim)]
-        names[self.width] = "fsdp"
-        return jax.lax.with_sharding_constraint(x, PartitionSpec(*names))
+    if vmap is None:  # `vmap` can look into a `shard_map`
+        batched = partial(program.placed, vmapped_inside)
+    else:
+        batched = vmap(partial(program.placed, program.partitioned))
+
+    def call(*arrays):
+        if jax.sharding.get_abstract_mesh().are_all_axes_manual:
+            return program.on_one_device(rule(*arrays))(*arrays)
+        return batched(*arrays)
+
+    return call
+
+
+def merge_batches(run: Callable) -> Callable:
+    """`run` under `vmap`: of several batches one longer one, along axis 0."""
+
+    def merged(call, *arrays):
+        size = arrays[0].shape[0]
+        out = call(*(x.reshape(-1, *x.shape[2:]) for x in arrays))
+        return tuple(x.reshape(size, -1, *x.shape[1:]) for x in out)
+
+    return add_batch_axis(run, through=merged)
+
+
+def add_batch_axis(
+    run: Callable,
+    *,
+    shared: tuple[int, ...] = (),
+    through: Callable = lambda call, *arrays: call(*arrays),
+) -> Callable:
+    """`run` under `vmap`: the same with one more leading axis.
+
+    Args:
+        run: takes and gives arrays of any number of leading axes.
+        shared: the places of operands that are never batched.
+        through: how it is called then.
+    """
+    call = custom_vmap(run)
+
+    @call.def_vmap
+    def _(size, in_batched, *arrays):
+        arrays = [
+            x if batched or i in shared else jnp.broadcast_to(x, (size, *x.shape))
+            for i, (x, batched) in enumerate(zip(arrays, in_batched, strict=True))
+        ]
+        out = through(call, *arrays)
+        return out, (True,) * len(out)
+
+    return call
+
+
+def _vmap_inside(alone: Callable, run: Callable) -> Callable:
+    """`run`, and under `vmap` `alone`, which `vmap` can look into."""
+    call = custom_vmap(run)
+
+    @call.def_vmap
+    def _(_, in_batched, *arrays):
+        in_axes = tuple(0 if batched else None for batched in in_batched)
+        out = jax.vmap(alone, in_axes=in_axes)(*arrays)
+        return out, (True,) * len(out)
+
+    return call
+
+
+def psum(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """The sum over the devices along some axes, on each of them; `x` for none."""
+    return jax.lax.psum(x, axes) if axes else x
+
+
+def sum_over_replicas(
+    run: Callable[[jax.Array, jax.Array], jax.Array], ids: jax.Array, states: jax.Array
+) -> jax.Array:
+    """`run(ids, states)`, a sum over the batch, each device with its own examples.
+
+    Args:
+        run: gives [V, D] of `ids` and of `states`; each of D by itself.
+        ids: [B, T].
+        states: [B, T, D].
+
+    Returns:
+        `run(ids, states)`, sharded along D by `fsdp`; without a mesh, under `tensor`,
+        with other dimensions and where sizes do not divide, computed as it stands.
+    """
+    mesh = current_mesh()
+    if mesh is None or mesh.shape[TENSOR_AXIS] > 1 or ids.ndim != 2:
+        return run(ids, states)
+    if ids.shape[0] % mesh.shape["data"] or states.shape[-1] % mesh.shape["fsdp"]:
+        return run(ids, states)
+    mapped = jax.shard_map(
+        lambda *parts: jax.lax.psum(run(*parts), "data"),
+        mesh=mesh,
+        in_specs=(PartitionSpec("data"), PartitionSpec("data", None, "fsdp")),
+        out_specs=PartitionSpec(None, "fsdp"),
+        check_vma=False,  # a transpose makes zeros that vary over no axis
+    )
+    return mapped(ids, states)
 
 
 def row_by_row(
@@ -53,62 +175,139 @@ def row_by_row(
         run: takes an array like `x`, gives arrays with its leading axes; what comes of
             a row, or of a row's part, depends on it alone.
         x: [B, ...].
-        parts: the axis of a row's parts, if the `tensor` axis cuts it.
+        parts: the axis of a row's parts, if the `tensor` axis shards it.
 
     Returns:
         `run(x)`; without a mesh and where rows do not divide, computed as it stands.
     """
-    mesh, cut = current_mesh(), AxisPartition(0, parts)
-    if mesh is None or x.ndim < 2 or not divides([x], [cut]):
+    mesh = current_mesh()
+    if mesh is None or x.ndim < 2 or x.shape[0] % data_shards(mesh):
         return run(x)
-    spec = cut.spec(x.ndim)
+    names: list[Any] = [BATCH_AXES, *[None] * (x.ndim - 1)]
+    if parts is not None:
+        if x.shape[parts] % mesh.shape[TENSOR_AXIS]:
+            return run(x)
+        names[parts] = TENSOR_AXIS
+    spec = PartitionSpec(*names)
     return jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec)(x)
 
 
-def divides(operands: Sequence[jax.Array], cuts: Sequence[AxisPartition]) -> bool:
-    """Whether a mesh is known, and can cut arrays so."""
-    mesh = current_mesh()
-    return mesh is not None and all(
-        (rows is None or x.shape[rows] % data_shards(mesh) == 0)
-        and (units is None or x.shape[units] % mesh.shape["tensor"] == 0)
-        and (width is None or x.shape[width] % mesh.shape["fsdp"] == 0)
-        for x, (rows, units, width) in zip(operands, cuts, strict=True)
-    )
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Program:
+    """What `shardable` is given, and the forms that it takes; by its rule's text."""
+
+    run: Callable[..., tuple[Any, ...]]
+    rule: Callable[..., str]
+    batch: str
+    tensor: str
+    free: str
+    reduced: str
+    partly: bool
+    on_tpus: bool
+
+    def on_one_device(self, text: str) -> Callable[..., tuple[Any, ...]]:
+        return partial(self.run, dict.fromkeys(_letters(text), ()))
+
+    def placed(self, otherwise: Callable[[str], Callable], *arrays) -> tuple[Any, ...]:
+        """By `shard_map` on a known mesh that divides the arrays, or `otherwise`."""
+        text, mesh = self.rule(*arrays), current_mesh()
+        if mesh is None:
+            return otherwise(text)(*arrays)
+        wanted: Axes = dict.fromkeys(self.batch, BATCH_AXES)
+        wanted |= dict.fromkeys(self.tensor, (TENSOR_AXIS,))
+        axes, divides = self._divide(mesh, text, arrays, wanted)
+        if not (divides or self.partly):
+            return otherwise(text)(*arrays)
+        operands, results = _specs(text, axes)
+        mapped = jax.shard_map(
+            partial(self.run, axes),
+            mesh=mesh,
+            in_specs=operands,
+            out_specs=results,
+            check_vma=False,  # JAX does not know which sums make results alike
+        )
+        return mapped(*arrays)
+
+    @lru_cache(maxsize=1024)  # noqa: B019 - programs live as long as the process
+    def partitioned(self, text: str) -> Callable[..., tuple[Any, ...]]:
+        """For XLA's partitioner to split."""
+        whole = self.on_one_device(text)
+        program = custom_partitioning(lambda *arrays: whole(*arrays))
+
+        def partition(mesh, arrays, _):
+            axes = self._divide(mesh, text, arrays, _axes_of(text, arrays))[0]
+
+            def shard(*parts):
+                # Kernels ask which GPU they are for; the compiler does not say.
+                with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                    return self.run(axes, *parts)
+
+            operands, results = (
+                tuple(NamedSharding(mesh, spec) for spec in specs)
+                for specs in _specs(text, axes)
+            )
+            return mesh, shard, results, operands
+
+        split = self.batch + self.tensor + self.free
+        program.def_partition(
+            partition=partition,
+            infer_sharding_from_operands=lambda *given: partition(*given)[2],
+            sharding_rule=text,
+            reduction_factors=tuple(self.reduced),
+            need_replication_factors=tuple(x for x in _letters(text) if x not in split),
+        )
+        if not self.on_tpus:
+            return program
+        return lambda *x: jax.lax.platform_dependent(*x, tpu=whole, default=program)
+
+    def _divide(
+        self, mesh: Mesh | AbstractMesh, text: str, arrays: Sequence[Any], wanted: Axes
+    ) -> tuple[Axes, bool]:
+        """The axes of each letter, and whether all those that are wanted divide."""
+        sizes: dict[str, int] = {}
+        for term, x in zip(_terms(text)[0], arrays, strict=True):
+            sizes |= dict(zip(term, x.shape, strict=True))
+        axes: Axes = dict.fromkeys(_letters(text), ())
+        axes |= {x: wanted.get(x, ()) for x in self.free if x in sizes}
+        all_divide, taken = True, ()
+        for group in (self.batch, self.tensor):
+            # Rows of a batch that others share stay whole where there is one of them.
+            alone = [x for x in self.batch[1:] if sizes.get(x) == 1]
+            letters = [x for x in group if x in sizes and x not in alone]
+            names = wanted[letters[0]] if letters else ()
+            if set(names) & set(taken):  # an axis shards one of the two
+                names = ()
+            count = math.prod(mesh.shape[name] for name in names)
+            if any(sizes[x] % count for x in letters):
+                names, all_divide = (), False
+            axes |= dict.fromkeys(letters, names)
+            taken = names
+        return axes, all_divide
 
 
-def shard_map_if_mesh(
-    run: Callable[..., Any],
-    operands: Sequence[jax.Array],
-    cuts: Sequence[AxisPartition],
-    results: Any,
-) -> Any:
-    """`run(*operands)`, each device with its own parts of the operands.
-
-    Not to be differentiated: a custom VJP runs it forward and backward.
-
-    Args:
-        run: takes parts and gives parts. It adds up by `sum_rows` and `sum_units` what
-            devices hold summands of.
-        operands: arrays that their cuts divide, see `divides`.
-        cuts: one an operand.
-        results: as what `run` gives, each array's specs in its place.
-
-    Returns:
-        As `run` gives.
-    """
-    specs = tuple(cut.spec(x.ndim) for x, cut in zip(operands, cuts, strict=True))
-    # Results are alike on devices that do not cut them by the sums, unknown to JAX.
-    mapped = jax.shard_map(
-        run, mesh=current_mesh(), in_specs=specs, out_specs=results, check_vma=False
-    )
-    return mapped(*(cut.kept(x) for cut, x in zip(cuts, operands, strict=True)))
+def _letters(text: str) -> list[str]:
+    return [letter for letter in dict.fromkeys(text) if letter.isalpha()]
 
 
-def sum_rows(x: jax.Array) -> jax.Array:
-    """The sum over the devices that share out a batch, on each of them."""
-    return jax.lax.psum(x, BATCH_AXES)
+def _terms(text: str) -> list[list[list[str]]]:
+    """The letters of each operand's and of each result's dimensions."""
+    return [[term.split() for term in x.split(",")] for x in text.split("->")]
 
 
-def sum_units(x: jax.Array) -> jax.Array:
-    """The sum over the devices of the `tensor` axis, on each of them."""
-    return jax.lax.psum(x, "tensor")
+def _specs(text: str, axes: Axes) -> list[tuple[PartitionSpec, ...]]:
+    """Of the operands and of the results."""
+    return [
+        tuple(PartitionSpec(*(axes[x] or None for x in term)) for term in terms)
+        for terms in _terms(text)
+    ]
+
+
+def _axes_of(text: str, arrays: Sequence[Any]) -> Axes:
+    """How each letter is sharded in the first array that has it."""
+    axes: Axes = {}
+    for term, x in zip(_terms(text)[0], arrays, strict=True):
+        entries = (*x.sharding.spec, *(None,) * len(term))
+        for letter, entry in zip(term, entries, strict=False):
+            names = (entry,) if isinstance(entry, str) else tuple(entry or ())
+            axes.setdefault(letter, names)
+    return axes

@@ -75,14 +75,15 @@ KINDS.remove(("number_level", "reweigh"))  # which it refuses
 
 
 def cotangents_with_and_without_a_move(total):
-    """Those of lse, label logit and logit sum at positions that stay, others moved."""
+    """Those of log sum, label logit and logit sum where nothing moves, others moved."""
     stats = dense_stats(Case().head(), Case().labels())
     stays = jnp.arange(Case().shape[-1]) % 2 == 0
     moved = NumberStats(
-        stats.lse + jnp.where(stays, 0.0, 1.5)[None],
+        stats.log_sum + jnp.where(stays, 0.0, 1.5)[None],
         stats.label_logit - jnp.where(stays, 0.0, 0.5)[None],
         stats.number_logits,
         stats.logit_sum + jnp.where(stays, 0.0, 2.0)[None],
+        stats.top,
     )
     cotangent_of = jax.jit(jax.grad(total))
     return (

@@ -13,12 +13,15 @@ from ntl_jax.losses.stats import MASKED_LOGIT, NumberStats, stats_from_logits
 def by_autodiff(logits, labels, vocab):
     """The definition, left to jax.grad."""
     z = logits[..., : vocab.vocab_size].astype(jnp.float32)
+    top = jax.lax.stop_gradient(jnp.max(z, axis=-1))
+    z = z - top[..., None]
     label = jnp.where(labels == -100, 0, labels)
     return NumberStats(
         jax.nn.logsumexp(z, axis=-1),
         jnp.take_along_axis(z, label[..., None], axis=-1)[..., 0],
         z[..., vocab.token_ids],
         jnp.sum(z, axis=-1),
+        top,
     )
 
 

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from ntl_jax import NumberVocab
 from ntl_jax.models import count_parameters
-from ntl_jax.sharding.mesh import batch_sharding, make_mesh
+from ntl_jax.sharding.mesh import batch_sharding, make_mesh, tensor_size
 from train.aot.chips import BETWEEN_HOSTS, CHIPS, Chip
 from train.aot.matmul_flops import matmul_flops
 from train.aot.program_costs import Costs, costs_of
@@ -196,7 +196,7 @@ def _chip_of(devices: list[Any]) -> Chip | None:
 
 def abstract_task(config: TrainConfig, mesh: Mesh) -> Task:
     """The task of a config, with made-up ids for the digits and no tokenizer."""
-    tensor = mesh.shape["tensor"]
+    tensor = tensor_size(mesh)
     model = fit_vocabulary(config.model, config.model.vocab_size, tensor, grow=False)
     digits = {str(digit): digit + 1 for digit in range(10)} | {"<pad>": 0}
     vocab = NumberVocab.from_mapping(digits, vocab_size=model.vocab_size)

@@ -15,13 +15,11 @@ import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Float32, Int, Int8, Int32
 
-from ntl_jax.kernels.attention.partition import partitioned
 from ntl_jax.kernels.attention.reference import MASKED
 from ntl_jax.kernels.attention.tiles import Span, Tile, dot, load, store
-from ntl_jax.sharding.mesh import BATCH_AXES, TENSOR_AXIS, current_mesh, data_shards
+from ntl_jax.sharding.spmd import shardable
 
 _LOG2_E = math.log2(math.e)
 _BEAMS = 16  # of one program: the fewest that the matrix units take
@@ -136,12 +134,8 @@ def _options(new, keys_a_tile: int | None, interpret: bool) -> _Options:
 
 
 def _run(x: _Operands, options: _Options) -> tuple[Array, ...]:
-    if jax.sharding.get_abstract_mesh().are_all_axes_manual:
-        return _attend(x, options)  # to what lies on a device
     leaves, tree = jax.tree.flatten(x)
-    return _program(tree, options, own=x.own is not None, masked=x.mask is not None)(
-        *leaves
-    )
+    return _program(tree, options)(*leaves)
 
 
 def _attend(x: _Operands, options: _Options) -> tuple[Array, ...]:
@@ -244,42 +238,21 @@ def _scores(x: _Operands, products, slices, queries: Span, inside):
 
 
 @lru_cache(maxsize=256)
-def _program(tree: Any, options: _Options, *, own: bool, masked: bool):
-    """`_attend` of flat operands, cut by rows and heads: see `partition`."""
+def _program(tree: Any, options: _Options):
+    """`_attend` of flat operands, sharded by batch and heads."""
 
-    def places(rows, heads):
-        keys = P(rows, heads)
-        results = [P(rows, None, heads), keys, keys] if own else [P(rows, None, heads)]
-        more = [P(), P(heads), P(rows)] if own else [P(rows)] * masked
-        return (P(rows, None, None, heads), keys, keys, *more), tuple(results)
-
-    def run(*leaves):
+    def run(_, *leaves):
         return _attend(jax.tree.unflatten(tree, leaves), options)
 
-    def cut(mesh, arguments):
-        spec = arguments[0].sharding.spec
-        rows, _, _, heads, _ = (*spec, *(None,) * (5 - len(spec)))
-        return run, *places(rows, heads)
+    def rule(*leaves) -> str:
+        x = jax.tree.unflatten(tree, leaves)
+        keys, mixed = ["b n s h"] * 2, "b w n h"
+        if x.own is None:
+            mask = [] if x.mask is None else ["b s"]
+            return f"{', '.join(['b w c n h', *keys, *mask])} -> {mixed}"
+        operands = ["b w c n h", *keys, "e", "n s", "b w s"]
+        return f"{', '.join(operands)} -> {', '.join([mixed, *keys])}"
 
-    keys, mixed = ["b n s h"] * 2, "b w n h"
-    more = ["e", "n s", "b w s"] if own else ["b s"] * masked
-    rule = ", ".join(["b w c n h", *keys, *more])
-    rule += " -> " + ", ".join([mixed, *keys] if own else [mixed])
-    whole = partitioned(run, cut, rule, ("w", "c", "h", "s", *["e"] * own))
-
-    @sequential_vmap
-    def call(*leaves):
-        mesh = current_mesh()
-        if mesh is None:
-            return whole(*leaves)
-        batch, _, _, count, _ = leaves[0].shape
-        operands, results = places(
-            BATCH_AXES if batch % data_shards(mesh) == 0 else None,
-            TENSOR_AXIS if count % mesh.shape[TENSOR_AXIS] == 0 else None,
-        )
-        mapped = jax.shard_map(
-            run, mesh=mesh, in_specs=operands, out_specs=results, check_vma=False
-        )
-        return mapped(*leaves)
-
-    return call
+    return shardable(
+        run, rule, batch="b", tensor="n", partly=True, vmap=sequential_vmap
+    )

@@ -7,7 +7,6 @@ to bfloat16. "auto" is the first of `AUTO` that takes the operands where these a
 as it was measured to be faster with, else "xla".
 """
 
-import importlib.util
 from collections.abc import Callable
 from types import ModuleType
 from typing import Literal, get_args
@@ -18,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Float32
 
 from ntl_jax.kernels.attention.reference import _attend
 from ntl_jax.kernels.dropout import DropoutSite
-from ntl_jax.kernels.platforms import compute_capability, traced_platform
+from ntl_jax.kernels.platforms import compute_capability, has_triton, traced_platform
 
 Implementation = Literal["auto", "xla", "cudnn", "triton"]
 
@@ -127,8 +126,8 @@ def _unfit_for_platform(name, platform: str) -> str | None:
             f"needs a GPU of compute capability {_version(_TRITON_FROM)} or more, and "
             f"this one has {_version(capability) or 'none'}"
         )
-    if importlib.util.find_spec("jax.experimental.pallas.triton") is None:
-        return f"needs Pallas' Triton backend, which JAX {jax.__version__} has not"
+    if not has_triton():
+        return f"needs Pallas' Triton backend, which JAX {jax.__version__} lacks"
     return None
 
 

@@ -5,9 +5,8 @@ that these do not take, and in a JAX without the Triton backend of Pallas (depre
 from 0.12 on), it is the plain program of `reference`.
 """
 
-import importlib.util
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import jax
@@ -21,7 +20,7 @@ from ntl_jax.kernels.logit_stats.partition import (
     partitioned_logit_stats_vjp,
 )
 from ntl_jax.kernels.logit_stats.reference import ColumnCotangents, ColumnSums
-from ntl_jax.kernels.platforms import traced_platform
+from ntl_jax.kernels.platforms import has_triton, traced_platform
 from ntl_jax.numbers.vocab import NumberVocab
 
 AxisName = str | tuple[str, ...] | None
@@ -62,10 +61,15 @@ def logit_stats(
         return triton().read(logits, labels, ids, first)
 
     def split(logits, labels):
-        return partitioned_logit_stats(triton().read, logits, labels, ids)
+        return partitioned_logit_stats(
+            triton().read, logits, labels, ids, vocab_size=vocab_size
+        )
 
     sums = _choose(axis_name, plain, kernel, split, logits, labels)
-    return sums if axis_name is None else reference.combine_shards(sums, axis_name)
+    if axis_name is None:
+        return sums
+    columns = reference.real_columns(logits.shape[-1], first, vocab_size)
+    return reference.combine_shards(sums, axis_name, columns)
 
 
 def logit_stats_vjp(
@@ -141,13 +145,8 @@ def _choose(axis_name, plain: Callable, kernel: Callable, split: Callable, *args
     return jax.lax.platform_dependent(*args, cuda=cuda, default=plain)
 
 
-@cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("jax.experimental.pallas.triton") is not None
-
-
 def _fits(logits: Array) -> bool:
-    if not _has_triton():
+    if not has_triton():
         return False
     from ntl_jax.kernels.logit_stats import gpu
 

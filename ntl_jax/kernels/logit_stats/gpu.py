@@ -94,14 +94,16 @@ def _read_kernel(
         top, exp_sum, logit_sum = carry
         z = _load(z_ref.at[token, pl.ds(i * BLOCK, BLOCK)], here)
         z = jnp.maximum(z.astype(jnp.float32), MASKED_LOGIT)
-        logit_sum += jnp.sum(z)
         if here is not None:
             z = jnp.where(here, z, MASKED_LOGIT)
         higher = jnp.maximum(top, jnp.max(z))
-        e = jnp.exp(z - higher)
+        below = z - higher
+        e = jnp.exp(below)
         if here is not None:
-            e = jnp.where(here, e, 0.0)
-        return higher, exp_sum * jnp.exp(top - higher) + jnp.sum(e), logit_sum
+            below, e = jnp.where(here, below, 0.0), jnp.where(here, e, 0.0)
+        lower, seen = top - higher, (i * BLOCK).astype(jnp.float32)
+        exp_sum = exp_sum * jnp.exp(lower) + jnp.sum(e)
+        return higher, exp_sum, logit_sum + seen * lower + jnp.sum(below)
 
     start = (jnp.float32(MASKED_LOGIT), jnp.float32(0), jnp.float32(0))
     whole = real // BLOCK  # blocks that need no mask, which is half of the arithmetic
@@ -148,8 +150,8 @@ def logit_stats_vjp(
     columns = logits.shape[-1]
     tokens = logits.size // columns
     numbers = cotangents.number_logits.shape[-1]
-    silent = cotangents.lse == 0  # at NaN too
-    scale = jnp.where(silent, 0.0, cotangents.lse * jnp.exp(-log_sum))
+    silent = cotangents.log_sum == 0  # at NaN too
+    scale = jnp.where(silent, 0.0, cotangents.log_sum * jnp.exp(-log_sum))
     scalars = (labels, top, scale, *cotangents[1:3])
     gradient = pl.pallas_call(
         partial(

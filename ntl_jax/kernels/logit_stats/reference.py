@@ -27,7 +27,7 @@ class ColumnSums(NamedTuple):
         top: [*B], max_j z_j.
         exp_sum: [*B], sum_j exp(z_j - top).
         label_logit: [*B], the logit of the label, 0 where another shard has it.
-        logit_sum: [*B], sum_j z_j over the real columns.
+        logit_sum: [*B], sum_j (z_j - top) over the real columns.
         number_logits: [*B, K], 0 where another shard has them.
     """
 
@@ -42,13 +42,13 @@ class ColumnCotangents(NamedTuple):
     """The derivatives of a loss by the log-normaliser and by single logits.
 
     Attributes:
-        lse: [*B].
+        log_sum: [*B].
         label_logit: [*B].
         logit_sum: [*B].
         number_logits: [*B, K].
     """
 
-    lse: Float32[Array, "*B"]
+    log_sum: Float32[Array, "*B"]
     label_logit: Float32[Array, "*B"]
     logit_sum: Float32[Array, "*B"]
     number_logits: Float32[Array, "*B K"]
@@ -77,11 +77,12 @@ def logit_stats(
     z = _real_logits(logits, first_column, vocab_size)  # [*B, C]
     column = _columns(z, first_column)
     top = jnp.max(z, axis=-1)  # [*B]
-    exp_sum = jnp.sum(jnp.exp(z - top[..., None]), axis=-1)
+    below = z - top[..., None]  # [*B, C]
+    exp_sum = jnp.sum(jnp.exp(below), axis=-1)
     # A masked sum, unlike a gather, fuses with the others and leaves a vocabulary that
     # is sharded where it is.
     label_logit = jnp.sum(jnp.where(column == labels[..., None], z, 0.0), axis=-1)
-    logit_sum = jnp.sum(jnp.where(column < vocab_size, z, 0.0), axis=-1)
+    logit_sum = jnp.sum(jnp.where(column < vocab_size, below, 0.0), axis=-1)
     places = jnp.asarray(token_ids) - first_column
     number_logits = jnp.take(logits, places, axis=-1, mode="clip")  # [*B, K]
     number_logits = jnp.maximum(number_logits.astype(jnp.float32), MASKED_LOGIT)
@@ -91,20 +92,32 @@ def logit_stats(
     return ColumnSums(top, exp_sum, label_logit, logit_sum, number_logits)
 
 
-def combine_shards(sums: ColumnSums, axis_name: str | tuple[str, ...]) -> ColumnSums:
+def combine_shards(
+    sums: ColumnSums, axis_name: str | tuple[str, ...], columns: Int32[Array, ""]
+) -> ColumnSums:
     """Adds up what the devices along mesh axes found in their shards of the columns.
 
     Args:
         sums: ColumnSums over [*B] of one shard.
+        columns: how many real columns the shard holds, see `real_columns`.
         axis_name: the mesh axes that the columns are sharded over.
 
     Returns:
         ColumnSums over [*B] of all columns, the same on every device.
     """
     top = jax.lax.pmax(sums.top, axis_name)
-    exp_sum = sums.exp_sum * jnp.exp(sums.top - top)
-    parts = (exp_sum, sums.label_logit, sums.logit_sum, sums.number_logits)
+    lower = sums.top - top
+    exp_sum = sums.exp_sum * jnp.exp(lower)
+    logit_sum = sums.logit_sum + columns.astype(jnp.float32) * lower
+    parts = (exp_sum, sums.label_logit, logit_sum, sums.number_logits)
     return ColumnSums(top, *jax.lax.psum(parts, axis_name))
+
+
+def real_columns(
+    columns: int, first_column: FirstColumn, vocab_size: int
+) -> Int32[Array, ""]:
+    """How many of C columns from the first one on are not padding."""
+    return jnp.clip(jnp.asarray(vocab_size - first_column, jnp.int32), 0, columns)
 
 
 def logit_stats_vjp(
@@ -120,7 +133,7 @@ def logit_stats_vjp(
 ) -> Float[Array, "*B C"]:
     """The gradient of C columns of the logits.
 
-    softmax_j d_lse + [j is the label] d_label + d_sum + [j is number k] d_number_k
+    softmax_j d_log_sum + [j is the label] d_label + d_sum + [j is number k] d_number_k
 
     Args:
         logits: [*B, C] of any floating dtype.
@@ -138,9 +151,9 @@ def logit_stats_vjp(
     z = _real_logits(logits, first_column, vocab_size)  # [*B, C]
     column = _columns(z, first_column)
     p = jnp.exp(z - top[..., None] - log_sum[..., None])
-    d_lse = cotangents.lse[..., None]  # [*B, 1]
-    # Not d_lse * p alone: where the logits hold NaN or inf, 0 * p is NaN.
-    grad = jnp.where(d_lse == 0, 0.0, d_lse * p)  # [*B, C]
+    d_log_sum = cotangents.log_sum[..., None]  # [*B, 1]
+    # Not d_log_sum * p alone: where the logits hold NaN or inf, 0 * p is NaN.
+    grad = jnp.where(d_log_sum == 0, 0.0, d_log_sum * p)  # [*B, C]
     grad += jnp.where(column == labels[..., None], cotangents.label_logit[..., None], 0)
     grad += cotangents.logit_sum[..., None]
     if cotangents.number_logits.shape[-1]:

@@ -133,7 +133,8 @@ def digit_entropy_from_stats(
         ignore_index=ignore_index,
     )
     q = number_probabilities(stats, targets, "numbers")  # [*B, T, K]
-    z = logits_of_numbers(stats, targets)
+    top = jnp.where(targets.mask, stats.top, 0.0)
+    z = logits_of_numbers(stats, targets) + top[..., None]
     label = jax.nn.one_hot(targets.row, len(vocab), dtype=jnp.bool_)
     # log(1 + exp(z)) - z is log(1 + exp(-z)), which loses no digits for large z.
     entropy = jnp.mean(q * jax.nn.softplus(jnp.where(label, -z, z)), axis=-1)

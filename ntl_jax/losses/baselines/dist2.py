@@ -128,7 +128,7 @@ def dist2_from_stats(
     if support == "numbers":
         log_q = jax.nn.log_softmax(logits, axis=-1)
     elif support == "full":
-        log_q = logits - jnp.where(mask, stats.lse[..., None], 0.0)
+        log_q = logits - jnp.where(mask, stats.log_sum[..., None], 0.0)
     else:
         raise ValueError(f"support must be 'numbers' or 'full', not {support!r}.")
     loss = jnp.sum(jnp.exp(log_f) * (log_f - log_q), axis=-1)

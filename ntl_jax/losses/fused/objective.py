@@ -199,11 +199,13 @@ def _pull_tiles(head: Head, total_of_stats, hidden, kernel, bias, labels, number
 def _tile_cotangent(total_of_stats, numbers, tiling):
     """A function from the sums of tile i to the cotangent of their NumberStats.
 
-    The gradient of the objective with this tile's lse, label logit and logit sum filled
-    in. What stands for those of other tiles does not matter, as long as it is finite.
+    The gradient of the objective with this tile's log sum, label logit and logit sum
+    filled in. What stands for those of other tiles does not matter, as long as it is
+    finite.
     """
     axis, length = numbers.ndim - 2, numbers.shape[-2]
-    elsewhere = jax.nn.logsumexp(numbers, axis=-1)  # the least that lse can be
+    highest = jnp.max(numbers, axis=-1)  # the least that top can be
+    elsewhere = jnp.full_like(highest, jnp.log(numbers.shape[-1]))
 
     def cotangent_of(sums: LogitSums, i) -> NumberStats:
         start = i * tiling[1]
@@ -217,15 +219,16 @@ def _tile_cotangent(total_of_stats, numbers, tiling):
             whole = tiles.lengthen(whole, tiling, axis)
             return jax.lax.dynamic_slice_in_dim(whole, start, tiling[1], axis)
 
-        of_tile = sums.stats(numbers)
-        nothing = jnp.zeros_like(elsewhere)
+        nothing, top = jnp.zeros_like(highest), fill(highest, sums.top)
         stats = NumberStats(
-            fill(elsewhere, of_tile.lse),
-            fill(nothing, of_tile.label_logit),
-            numbers,
-            fill(nothing, of_tile.logit_sum),
+            fill(elsewhere, sums.log_sum),
+            fill(nothing, sums.label_logit),
+            numbers - top[..., None],
+            fill(nothing, sums.logit_sum),
+            top,
         )
-        gradient = jax.grad(total_of_stats)(stats)._replace(number_logits=None)
+        gradient = jax.grad(total_of_stats)(stats)
+        gradient = gradient._replace(number_logits=None, top=None)
         return jax.tree.map(cut, gradient)
 
     return cotangent_of

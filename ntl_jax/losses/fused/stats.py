@@ -143,8 +143,8 @@ def _forward(head: Head, hidden, kernel, bias, labels):
     if head.backward == "columns":  # which holds more beside a tile than this does
         reading = head._replace(tile_tokens=max(1, head.tile_tokens * 3 // 2))
     sums = read_sums(reading, hidden, kernel, bias, labels)
-    stats = sums.stats(tiles.number_logits_of(head, hidden, kernel, bias))
-    return stats, (hidden, kernel, bias, labels, sums, stats.number_logits)
+    numbers = tiles.number_logits_of(head, hidden, kernel, bias)
+    return sums.stats(numbers), (hidden, kernel, bias, labels, sums, numbers)
 
 
 # Each call outside of `jit` would compile the functions that it makes for its scan, and
@@ -171,7 +171,7 @@ def _backward(head: Head, residuals, cotangent: NumberStats):
     live = tiles.is_live(cotangent)[..., None]
     hidden = jnp.where(live, hidden, jnp.zeros((), hidden.dtype))
     by = _by_tokens if head.backward == "tokens" else _by_columns
-    rest = cotangent._replace(number_logits=None)
+    rest = cotangent._replace(number_logits=None, top=None)
     d_hidden, gradients = by(head, hidden, kernel, bias, labels, sums, rest)
     d_hidden, gradients = add_number_gradients(
         head, d_hidden, gradients, hidden, kernel, numbers, cotangent.number_logits

@@ -74,10 +74,9 @@ class LogitSums(NamedTuple):
 
     Attributes:
         top: the largest logit.
-        log_sum: the log of the sum of exp(z - top). Both parts of lse are kept: their
-            float32 sum would round the softmax of logits near 1e4.
-        label_logit: the logit of the label.
-        logit_sum: the sum of the logits.
+        log_sum: the log of the sum of exp(z - top).
+        label_logit: the logit of the label, less top.
+        logit_sum: the sum of z - top.
     """
 
     top: Float32[Array, "*B"]
@@ -86,9 +85,11 @@ class LogitSums(NamedTuple):
     logit_sum: Float32[Array, "*B"]
 
     def stats(self, number_logits: Float32[Array, "*B K"]) -> NumberStats:
-        """These sums as NumberStats."""
-        lse = self.top + self.log_sum
-        return NumberStats(lse, self.label_logit, number_logits, self.logit_sum)
+        """These sums as NumberStats; the number logits are not less top yet."""
+        numbers = number_logits - self.top[..., None]
+        return NumberStats(
+            self.log_sum, self.label_logit, numbers, self.logit_sum, self.top
+        )
 
 
 def aligned(
@@ -158,12 +159,13 @@ def where_last(here: Bool[Array, "K"], x: Array) -> Array:
 def sums_of(head: Head, z: Float[Array, "*B V"], labels: Int[Array, "*B"]) -> LogitSums:
     """Reads a tile with all columns; ``labels`` are in [0, V)."""
     sums = logit_stats(head.vocab.vocab_size, None, head.axis_name, z, labels)
-    return LogitSums(sums.top, jnp.log(sums.exp_sum), sums.label_logit, sums.logit_sum)
+    label_logit = sums.label_logit - sums.top
+    return LogitSums(sums.top, jnp.log(sums.exp_sum), label_logit, sums.logit_sum)
 
 
 def is_live(cotangent: NumberStats) -> Bool[Array, "*B"]:
     """Where any cotangent is not 0; ``number_logits`` may be None."""
-    live = (cotangent.lse != 0) | (cotangent.label_logit != 0)
+    live = (cotangent.log_sum != 0) | (cotangent.label_logit != 0)
     live |= cotangent.logit_sum != 0
     if cotangent.number_logits is None:
         return live
@@ -205,7 +207,7 @@ def gradient_of(
         labels, real = labels - first, columns
     none = jnp.zeros((*labels.shape, 0), jnp.float32)
     cotangents = ColumnCotangents(
-        cotangent.lse, cotangent.label_logit, cotangent.logit_sum, none
+        cotangent.log_sum, cotangent.label_logit, cotangent.logit_sum, none
     )
     grad = logit_stats_vjp(
         real,

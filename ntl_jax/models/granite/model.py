@@ -43,7 +43,7 @@ from ntl_jax.models.granite.moe import (
 )
 from ntl_jax.models.layers import Embedding, Linear, RMSNorm, stack_layers
 from ntl_jax.models.remat import Gather, gather_inwards
-from ntl_jax.sharding.constrain import keep_rows
+from ntl_jax.sharding.constrain import constrain
 
 _PROBABILITIES = 0  # the dropout site
 
@@ -271,7 +271,8 @@ class Granite(DecoderOnly):
             q, k, v = self.project(layer, x, by)
             at_layer = dropout._replace(layer=index)
             x, scores = layer.finish(x, q, k, v, visible, at_layer)
-            return keep_rows(x), add_router_sums(sums, scores, visits, attention_mask)
+            sums = add_router_sums(sums, scores, visits, attention_mask)
+            return constrain(x, "batch"), sums
 
         sums = no_router_sums(self.config.num_local_experts)
         x, sums = self.run(step, (x, sums))

@@ -13,7 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32
 
 from ntl_jax.kernels.einsum import einsum_float32
-from ntl_jax.kernels.experts_partition import run_experts
+from ntl_jax.kernels.experts import run_experts
 from ntl_jax.models.attention import Mask
 from ntl_jax.models.granite.config import GraniteConfig
 from ntl_jax.models.layers import Linear, RMSNorm

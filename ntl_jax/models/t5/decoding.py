@@ -19,7 +19,7 @@ from ntl_jax.kernels.einsum import einsum_float32
 from ntl_jax.models.attention import make_attention_mask
 from ntl_jax.models.t5.layers import Attention, DecoderLayer
 from ntl_jax.models.t5.model import T5, Mask
-from ntl_jax.sharding.constrain import keep_cut, keep_heads
+from ntl_jax.sharding.constrain import constrain
 
 
 class Slots(NamedTuple):
@@ -75,7 +75,7 @@ class T5Steps:
         config = self.model.config
         places = self.length * self.beams
         shape = (self.batch, config.num_heads, places, config.d_kv)
-        zeros = keep_heads(jnp.zeros(shape, self.dtype), rows=0, heads=1)
+        zeros = constrain(jnp.zeros(shape, self.dtype), "batch", "heads")
         zeros = (zeros,) * len(self._layers)
         return Slots(zeros, zeros)
 
@@ -105,13 +105,14 @@ class T5Steps:
             new = self._project(layer.attention.norm(x), joined)
             own, *written = self._attend_to_own(new, keys, values, position, visible)
             kept.append(written)
-            x = keep_cut(x + layer.attention.o(own))
+            x = constrain(x + layer.attention.o(own), "batch", None, "hidden")
             attention = layer.cross_attention
             q = attention.q(attention.norm(x)).reshape(new[:, :, 0].shape)
-            q = keep_heads(q, rows=0, heads=2)
+            q = constrain(q, "batch", None, "heads")
             cross = self._attend_to_source(q, source)
             x = x + attention.o(cross)
-            x = keep_cut(layer.mlp(keep_cut(x), NO_DROPOUT))
+            x = layer.mlp(constrain(x, "batch", None, "hidden"), NO_DROPOUT)
+            x = constrain(x, "batch", None, "hidden")
         keys, values = zip(*kept, strict=True)
         return self.model.finish(x), Slots(keys, values)
 
@@ -128,7 +129,7 @@ class T5Steps:
         config = self.model.config
         both = jnp.einsum("BWD,DCE->BWCE", normed, joined.astype(normed.dtype))
         split = both.reshape(*both.shape[:3], config.num_heads, config.d_kv)
-        return keep_heads(split, rows=0, heads=3)
+        return constrain(split, "batch", None, None, "heads")
 
     def _visible(self, position, ancestry) -> dict[str, Array]:
         """The bias [1, N, 1, TW] of slots and, of several beams, who sees them."""
@@ -173,7 +174,7 @@ def _joined(attention: Attention) -> Float[Array, "D 3 E"]:
 def _heads_first(keys, values):
     """[B, S, N, H] -> [B, N, S, H]."""
     first = (jnp.swapaxes(half, 1, 2) for half in (keys, values))
-    keys, values = (keep_heads(half, rows=0, heads=1) for half in first)
+    keys, values = (constrain(half, "batch", "heads") for half in first)
     return keys, values
 
 

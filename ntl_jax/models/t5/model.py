@@ -41,8 +41,8 @@ from ntl_jax.models.layers import (
 from ntl_jax.models.t5.config import T5Config
 from ntl_jax.models.t5.layers import EMBEDDED, FINAL, DecoderLayer, EncoderLayer, Seen
 from ntl_jax.models.t5.relative_bias import RelativeBias
-from ntl_jax.sharding.constrain import keep_rows
-from ntl_jax.sharding.mesh import current_mesh
+from ntl_jax.sharding.constrain import constrain
+from ntl_jax.sharding.mesh import data_size
 
 _DECODER_SITES = 16  # the decoder's dropout sites are the encoder's plus so many
 
@@ -126,10 +126,11 @@ class T5Body(nnx.Module):
         """The encoder's output; `seen` is what `make_attention_mask` gives."""
         places = jnp.arange(embedded.shape[1], dtype=jnp.int32)
         bias = self.encoder.relative_bias(places, places)
-        x = keep_rows(dropout(embedded, EMBEDDED))
+        x = constrain(dropout(embedded, EMBEDDED), "batch")
 
         def step(layer, index, x):
-            return keep_rows(layer(x, bias, seen, dropout._replace(layer=index)))
+            x = layer(x, bias, seen, dropout._replace(layer=index))
+            return constrain(x, "batch")
 
         x = self._run(self.encoder.layers, self.config.num_layers, step, x)
         return dropout(self.encoder.final_norm(x), FINAL)
@@ -159,12 +160,13 @@ class T5Body(nnx.Module):
         places = jnp.arange(embedded.shape[1], dtype=jnp.int32)
         bias = self.decoder.relative_bias(places, places)
         seen = make_attention_mask(None, segment_ids, segment_ids)
-        x = keep_rows(dropout(embedded, EMBEDDED))
+        x = constrain(dropout(embedded, EMBEDDED), "batch")
 
         def step(layer, index, x):
             source = layer.cross_attention.project(encoded)
             at_layer = dropout._replace(layer=index)
-            return keep_rows(layer(x, bias, seen, source, seen_source, at_layer))
+            x = layer(x, bias, seen, source, seen_source, at_layer)
+            return constrain(x, "batch")
 
         x = self._run(self.decoder.layers, self.config.num_decoder_layers, step, x)
         return self.finish(x, dropout)
@@ -322,8 +324,7 @@ def share_table(config: T5Config, params: dict[str, Any]) -> dict[str, Any]:
         `params` with another `shared/embedding`; as they are where the table is not
         tied or nothing shards the batch over `data`.
     """
-    mesh = current_mesh()
-    if not config.tie_word_embeddings or mesh is None or mesh.shape["data"] == 1:
+    if not config.tie_word_embeddings or data_size() == 1:
         return params
     table = params["shared"]["embedding"].astype(config.table_dtype)
     return params | {"shared": {"embedding": table}}

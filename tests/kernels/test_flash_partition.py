@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from ntl_jax.kernels.attention import partition
 from ntl_jax.kernels.attention.flash import flash_attention
 from ntl_jax.sharding.mesh import make_mesh, on_mesh
-from tests.models.flash_cases import KEY, Case, tiles_of
+from tests.kernels.flash_cases import KEY, Case, tiles_of
 
 GROUPS = Case(rows=8, queries=20, sources=20, heads=8, groups=4)
 ROWS = Case(rows=8, queries=20, sources=20, heads=8, groups=8, bias_rows=8, mask_dims=3)

@@ -12,8 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from ntl_jax.models import T5Config, init_params
 from ntl_jax.sharding.constrain import (
     column_parts,
-    keep_cut,
-    keep_heads,
+    constrain,
     shard_over_all,
 )
 from ntl_jax.sharding.mesh import (
@@ -119,11 +118,19 @@ def specs_of(pin, *shapes, mesh=CUBE) -> list[PartitionSpec]:
 
 def test_what_pins_leave_where_sizes_do_not_divide():
     rows = PartitionSpec(("data", "fsdp"))
-    heads = functools.partial(keep_heads, rows=0, heads=2)
-    whole, no_rows, no_heads = specs_of(heads, (4, 3, 2), (3, 3, 2), (4, 3, 5))
+
+    def pinned(*roles):
+        return lambda x: constrain(x, *roles)
+
+    shapes = (4, 3, 2), (3, 3, 2), (4, 3, 5)
+    whole, no_rows, no_heads = specs_of(pinned("batch", None, "heads"), *shapes)
     assert whole == PartitionSpec(("data", "fsdp"), None, "tensor")
     assert no_rows == PartitionSpec(None, None, "tensor") and no_heads == rows
-    assert specs_of(keep_cut, (3, 1, 4)) == [PartitionSpec(None, None, "fsdp")]
+    columns = specs_of(pinned("batch", ..., "vocab"), *shapes)
+    assert columns == [whole, PartitionSpec(), PartitionSpec()]
+    assert specs_of(pinned("batch"), *shapes) == [rows, PartitionSpec(), rows]
+    states, odd = specs_of(pinned("batch", None, "hidden"), (3, 1, 4), (4, 1, 5))
+    assert states == PartitionSpec(None, None, "fsdp") and odd == PartitionSpec()
     spread, few = specs_of(shard_over_all, (8, 5), (4, 5))
     assert spread == PartitionSpec(("data", "fsdp", "tensor")) and few == rows
 

@@ -20,10 +20,10 @@ from ntl_jax.kernels.experts import (
     collect,
     grouped_matmul,
     lay_out,
+    run_experts,
     spread,
     tile_rows,
 )
-from ntl_jax.kernels.experts_partition import run_experts
 from ntl_jax.sharding.mesh import make_mesh
 
 D, F = 16, 8

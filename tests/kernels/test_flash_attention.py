@@ -12,7 +12,7 @@ from ntl_jax.kernels.attention import gpu, tiles
 from ntl_jax.kernels.attention.dispatch import attend
 from ntl_jax.kernels.attention.flash import flash_attention
 from ntl_jax.kernels.dropout import DropoutSite, keep_places
-from tests.models.flash_cases import KEY, Case, tiles_of
+from tests.kernels.flash_cases import KEY, Case, tiles_of
 
 TOLERANCE = 1e-5
 

@@ -27,7 +27,7 @@ from ntl_jax.models import (
 from ntl_jax.models.t5 import layers as t5_layers
 from ntl_jax.sharding.mesh import batch_sharding, make_mesh, on_mesh
 from ntl_jax.sharding.rules import param_shardings
-from tests.models.flash_cases import tiles_of
+from tests.kernels.flash_cases import tiles_of
 from tests.models.running import relative_errors
 
 KEY = jax.random.key(2)
@@ -211,7 +211,7 @@ def test_meshes_of_explicit_axes_are_not_for_the_kernels(on_gpu):
 
 
 def test_a_jax_without_the_backend_has_no_kernels(on_gpu, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(attention_choice, "has_triton", lambda: False)
     with pytest.raises(ValueError, match="needs Pallas' Triton backend, which JAX"):
         choose_implementation("triton", *heads(), scale=1.0)
     monkeypatch.setattr(attention_choice, "AUTO", ("triton",))
@@ -243,9 +243,14 @@ def test_the_kernels_drop_probabilities_themselves():
 
 
 def test_without_the_backend_no_model_is_trained_by_kernels(monkeypatch):
+    platforms.has_triton.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="needs Pallas' Triton backend, which JAX"):
+    with (
+        pytest.raises(ValueError, match="needs Pallas' Triton backend, which JAX"),
+        pytest.warns(match="no Triton backend"),
+    ):
         check_trainable("triton", width=64, dtype="float32", dropout=0, platform="gpu")
+    platforms.has_triton.cache_clear()
 
 
 def test_cudnn_is_called_as_jax_wants_it(on_gpu, monkeypatch):
