@@ -61,7 +61,6 @@ def shardable(
         vmap: turns the program into one that `vmap` can batch, such as
             `merge_batches`; None: it is batched as what is traced for one device.
     """
-
     program = _Program(run, rule, batch, tensor, free, reduced, partly, on_tpus)
 
     @lru_cache(maxsize=256)
@@ -219,14 +218,24 @@ class _Program:
         if not (divides or self.partly):
             return otherwise(text)(*arrays)
         operands, results = _specs(text, axes)
+
+        def local(*parts):
+            left = iter(parts)
+            parts = (
+                next(left) if x.size else jnp.zeros(x.shape, x.dtype) for x in arrays
+            )
+            return self.run(axes, *parts)
+
+        # XLA's partitioner (of jax 0.11.2) crashes on an operand without elements.
+        filled = [i for i, x in enumerate(arrays) if x.size]
         mapped = jax.shard_map(
-            partial(self.run, axes),
+            local,
             mesh=mesh,
-            in_specs=operands,
+            in_specs=tuple(operands[i] for i in filled),
             out_specs=results,
             check_vma=False,  # JAX does not know which sums make results alike
         )
-        return mapped(*arrays)
+        return mapped(*(arrays[i] for i in filled))
 
     @lru_cache(maxsize=1024)  # noqa: B019 - programs live as long as the process
     def partitioned(self, text: str) -> Callable[..., tuple[Any, ...]]:
@@ -263,13 +272,13 @@ class _Program:
     def _divide(
         self, mesh: Mesh | AbstractMesh, text: str, arrays: Sequence[Any], wanted: Axes
     ) -> tuple[Axes, bool]:
-        """The axes of each letter, and whether all those that are wanted divide."""
+        """The axes of each letter, and whether there is a batch and all divide."""
         sizes: dict[str, int] = {}
         for term, x in zip(_terms(text)[0], arrays, strict=True):
             sizes |= dict(zip(term, x.shape, strict=True))
         axes: Axes = dict.fromkeys(_letters(text), ())
         axes |= {x: wanted.get(x, ()) for x in self.free if x in sizes}
-        all_divide, taken = True, ()
+        all_divide, taken = self.batch[0] in sizes, ()
         for group in (self.batch, self.tensor):
             # Rows of a batch that others share stay whole where there is one of them.
             alone = [x for x in self.batch[1:] if sizes.get(x) == 1]
