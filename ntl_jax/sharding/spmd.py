@@ -218,24 +218,14 @@ class _Program:
         if not (divides or self.partly):
             return otherwise(text)(*arrays)
         operands, results = _specs(text, axes)
-
-        def local(*parts):
-            left = iter(parts)
-            parts = (
-                next(left) if x.size else jnp.zeros(x.shape, x.dtype) for x in arrays
-            )
-            return self.run(axes, *parts)
-
-        # XLA's partitioner (of jax 0.11.2) crashes on an operand without elements.
-        filled = [i for i, x in enumerate(arrays) if x.size]
         mapped = jax.shard_map(
-            local,
+            partial(self.run, axes),
             mesh=mesh,
-            in_specs=tuple(operands[i] for i in filled),
+            in_specs=operands,
             out_specs=results,
             check_vma=False,  # JAX does not know which sums make results alike
         )
-        return mapped(*(arrays[i] for i in filled))
+        return mapped(*arrays)
 
     @lru_cache(maxsize=1024)  # noqa: B019 - programs live as long as the process
     def partitioned(self, text: str) -> Callable[..., tuple[Any, ...]]:

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 
 import jax
+import jax.numpy as jnp
 
 from ntl_jax.kernels.logit_stats.reference import (
     ColumnCotangents,
     ColumnSums,
     combine_shards,
 )
+from ntl_jax.sharding.mesh import current_mesh
 from ntl_jax.sharding.spmd import Axes, add_batch_axis, shardable
 
 _LETTERS = "abcdefgh"  # of the positions, in sharding rules
@@ -33,7 +35,9 @@ def partitioned_logit_stats(read: Callable, logits, labels, token_ids) -> Column
     Returns:
         ColumnSums over [*B].
     """
-    return ColumnSums(*_reading(read)(logits, labels, token_ids))
+    # XLA's partitioner (of jax 0.11.2) crashes on a table without elements.
+    ids = (token_ids,) if token_ids.size or current_mesh() is None else ()
+    return ColumnSums(*_reading(read)(logits, labels, *ids))
 
 
 def partitioned_logit_stats_vjp(
@@ -64,13 +68,15 @@ def partitioned_logit_stats_vjp(
 
 @lru_cache(maxsize=256)
 def _reading(read: Callable) -> Callable:
-    def run(axes: Axes, logits, labels, token_ids):
+    def run(axes: Axes, logits, labels, *ids):
+        token_ids = ids[0] if ids else jnp.zeros((0,), jnp.int32)
         sums = read(logits, labels, token_ids, _first_column(axes, logits))
         return tuple(combine_shards(sums, axes["v"]) if axes["v"] else sums)
 
-    def rule(logits, labels, token_ids) -> str:
+    def rule(logits, labels, *ids) -> str:
         tokens = _letters(labels.ndim)
-        return f"{tokens} v, {tokens}, k -> {', '.join([tokens] * 4)}, {tokens} k"
+        operands = [f"{tokens} v", tokens, *["k"] * len(ids)]
+        return f"{', '.join(operands)} -> {', '.join([tokens] * 4)}, {tokens} k"
 
     return _shardable(run, rule, vmap=partial(add_batch_axis, shared=(2,)))
 
