@@ -20,8 +20,8 @@ def top_k(
 
     The k largest are in the k blocks with the largest maxima: each block ahead of
     theirs holds something that is ahead of them. So one pass finds the blocks, and what
-    is sorted is small. On a mesh each device looks through its own rows and columns,
-    and k candidates a device are sent around.
+    is sorted is small. On a mesh each device searches its own rows and columns, and
+    sends k candidates per row.
 
     Args:
         x: no NaN.

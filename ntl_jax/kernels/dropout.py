@@ -24,7 +24,7 @@ def _mix(word: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
 
 
 def _row_hashes(words, tag, rows) -> tuple[Array, Array]:
-    """Two words a row: with one, rows whose words lie close would share their masks."""
+    """Two words per row: with one, rows whose words are close would share masks."""
     row = _mix(rows ^ _mix(tag + _GOLDEN_RATIO))
     return _mix(row ^ words[0]), _mix(row + words[1])
 
@@ -73,7 +73,7 @@ def _drop_forward(rate, x, words, tag, rows):
 
 
 def _drop_backward(rate, seeds, cotangent):
-    # The mask is drawn again, not kept: it costs a few integer operations.
+    # The mask is recomputed, not saved: it costs a few integer operations.
     return _drop(rate, cotangent, *seeds), None, None, None
 
 
@@ -126,7 +126,7 @@ def dropout(
         layer: the layer's number, which may be traced.
         site: which of a layer's dropouts this is.
         row_offset: added to a row's place in `x` to give its number in the whole
-            batch; one number, or one a row.
+            batch; one number, or one per row.
 
     Returns:
         An array like `x`, with the expectation of `x`.
@@ -167,7 +167,7 @@ class DropoutSite(NamedTuple):
         return _drop_relu(self.rate, x, *self._seeds(x.shape[0]))
 
     def row_hashes(self, rows: int) -> tuple[UInt32[Array, "B"], UInt32[Array, "B"]]:
-        """What `keep_places` makes the masks of a batch of B rows of."""
+        """The words of which `keep_places` computes the masks of a batch of B rows."""
         return _row_hashes(*self._seeds(rows))
 
     def _seeds(self, rows: int):

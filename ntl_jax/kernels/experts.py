@@ -163,7 +163,7 @@ def _activate(gate, up, shares) -> Array:
 
 
 class Layout(NamedTuple):
-    """Where visits lie in P = M * tile rows, sorted by expert, each from a new tile.
+    """Where visits are in P = M * tile rows, sorted by expert, each from a new tile.
 
     Attributes:
         visit: the visit in each row; token n's a-th visit has number n * A + a.
@@ -264,8 +264,8 @@ def grouped_matmul(
     """Each row times its expert's matrix: y[p] = kernels[expert of p] @ x[p].
 
     Args:
-        x: rows as `lay_out` lays them.
-        kernels: one matrix an expert.
+        x: rows as in `layout`.
+        kernels: one matrix per expert.
         layout: of the rows.
 
     Returns:

@@ -46,7 +46,7 @@ def gathered(kernel: Array, gather: Gather) -> Array:
         gather = "outputs" if traced_platform() == "tpu" else None
     if gather is None:
         return kernel
-    kernel = all_gather_kernel(kernel, tensor_cuts=gather)
+    kernel = all_gather_kernel(kernel, tensor_shards=gather)
     return name_residual(kernel, GATHERED) if fsdp_size() > 1 else kernel
 
 

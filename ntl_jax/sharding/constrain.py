@@ -1,4 +1,4 @@
-"""Sharding constraints on activations, batches and kernels, by what they hold."""
+"""Sharding constraints on activations, batches and kernels."""
 
 import math
 from types import EllipsisType
@@ -32,7 +32,7 @@ _AXES: dict[Any, Any] = {
 
 
 def constrain(x: jax.Array, *roles: Role | EllipsisType) -> jax.Array:
-    """Pins an array to the mesh: by name, how each of its dimensions is sharded.
+    """Pins how an array is sharded, by the role of each of its dimensions.
 
     Left alone, the partitioner may shard hidden states along the hidden dimension, as
     the embedding table under `fsdp` is: every device then has the whole batch, and
@@ -41,13 +41,14 @@ def constrain(x: jax.Array, *roles: Role | EllipsisType) -> jax.Array:
 
     Args:
         x: any array.
-        roles: of each dimension, what it is; None: whole. One ellipsis stands for as
-            many dimensions that are whole as there are, as does a missing end.
+        roles: one per dimension; None: not sharded. An ellipsis, or the end, stands for
+            all other dimensions, which are not sharded.
 
     Returns:
-        `x`, so sharded. Sizes that do not divide over their devices: heads stay whole,
-        and so does a batch beside heads or a hidden dimension; with any other, and
-        without a mesh (see `on_mesh`) or inside a ``shard_map``, `x` as it is.
+        `x`, so sharded; without a mesh (see `on_mesh`) and inside a ``shard_map``, `x`
+        as it is. Where sizes do not divide over their devices, heads are not sharded,
+        nor is a batch beside heads or a hidden dimension; for any other role, `x` is
+        returned as it is.
     """
     mesh = current_mesh()
     if mesh is None:
@@ -75,39 +76,39 @@ def constrain(x: jax.Array, *roles: Role | EllipsisType) -> jax.Array:
 
 
 def all_gather_kernel(
-    kernel: jax.Array, *, tensor_cuts: Literal["inputs", "outputs"]
+    kernel: jax.Array, *, tensor_shards: Literal["inputs", "outputs"]
 ) -> jax.Array:
-    """Gathers a kernel in one piece where it is used, and cuts its gradient up.
+    """Gathers a kernel in one piece where it is used, and scatters its gradient.
 
-    Left alone, the partitioner may send the activations of all rows around instead, so
-    that each device works with its part of a kernel that is cut along its inputs.
+    Left alone, the partitioner may send the activations of the whole batch instead, so
+    that each device uses its shard of a kernel that is sharded along its inputs.
 
     Args:
-        kernel: [in, ..., out], cut along `in` by `fsdp`.
-        tensor_cuts: "inputs" or "outputs".
+        kernel: [in, ..., out], sharded along `in` by `fsdp`.
+        tensor_shards: the side of the kernel that `tensor` shards.
 
     Returns:
-        `kernel`, cut by `tensor` alone; without a mesh, and where sizes do not divide,
-        as it is.
+        `kernel`, sharded by `tensor` alone; without a mesh, and where sizes do not
+        divide, as it is.
     """
     mesh = current_mesh()
     if mesh is None:
         return kernel
     fsdp, tensor = mesh.shape["fsdp"], mesh.shape["tensor"]
-    if tensor_cuts == "inputs":
+    if tensor_shards == "inputs":
         divides = kernel.shape[0] % (tensor * fsdp) == 0
         used = PartitionSpec("tensor")
-        kept = PartitionSpec(("tensor", "fsdp"))
+        stored = PartitionSpec(("tensor", "fsdp"))
     else:
         divides = kernel.shape[0] % fsdp == 0 and kernel.shape[-1] % tensor == 0
         rest = (*(None,) * (kernel.ndim - 2), "tensor")
         used = PartitionSpec(None, *rest)
-        kept = PartitionSpec("fsdp", *rest)
+        stored = PartitionSpec("fsdp", *rest)
     if not divides:
         return kernel
-    # Cut first, for it is the kernel in this dtype that is to be sent.
-    cut = jax.lax.with_sharding_constraint(kernel, kept)
-    return jax.lax.with_sharding_constraint(cut, used)
+    # Sharded first: it is the kernel in this dtype that is to be sent.
+    shards = jax.lax.with_sharding_constraint(kernel, stored)
+    return jax.lax.with_sharding_constraint(shards, used)
 
 
 def shard_over_all(x: jax.Array) -> jax.Array:
@@ -135,13 +136,13 @@ def column_parts(x: jax.Array) -> int:
 
 
 def split_rows(batch: Any, parts: int) -> Any:
-    """Cuts a batch into parts that each are spread over all data-parallel devices.
+    """Splits a batch into parts, each sharded over all data-parallel devices.
 
-    No row changes its device: a part takes the same share of each device's rows.
+    No example changes its device: a part takes an equal share of each device's.
 
     Args:
-        batch: a tree of arrays [B, ...], laid out as `batch_sharding` says.
-        parts: how many; it divides each device's rows.
+        batch: a tree of arrays [B, ...], sharded as `batch_sharding` says.
+        parts: how many; it divides the examples per device.
 
     Returns:
         The tree with arrays [parts, B / parts, ...], to be scanned over.

@@ -25,7 +25,7 @@ def make_mesh(
     """A mesh of `data x fsdp x tensor` devices.
 
     Axis types are written out: under JAX's newer default (Explicit) the gather from a
-    sharded embedding is an error, while Auto leaves layouts to the partitioner.
+    sharded embedding is an error, while Auto leaves sharding to the partitioner.
 
     Raises:
         ValueError: if the sizes do not multiply to the number of devices.
@@ -43,7 +43,7 @@ def make_mesh(
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Splits axis 0 of a batch over all data-parallel devices."""
+    """Axis 0 of a batch over all data-parallel devices."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
@@ -53,13 +53,13 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def mesh_of(tree: Any) -> Mesh | None:
-    """The mesh that a tree of parameters lies on.
+    """The mesh that a tree of parameters is sharded over.
 
     Args:
-        tree: arrays, or anything else: only arrays laid out by `param_shardings` tell.
+        tree: arrays sharded as `param_shardings` says, or anything else.
 
     Returns:
-        None for arrays on one device, or laid out along other axes than these.
+        None for arrays on one device, or on a mesh of other axes.
     """
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):

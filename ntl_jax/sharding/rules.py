@@ -1,4 +1,4 @@
-"""Which mesh axes cut which parameter, by its path in the tree of its model."""
+"""Which mesh axes shard which parameter, by its path in the tree of its model."""
 
 import math
 import re
@@ -10,10 +10,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ntl_jax.sharding.mesh import current_mesh
 
-# `fsdp` cuts a kernel along its inputs, so that what a device gathers lies in one
+# `fsdp` shards a kernel along its inputs, so that what a device gathers lies in one
 # piece: parts of rows would have to be transposed before they are sent, and again for
-# the optimizer. With every stack laid out alike, the partitioner has been seen to
-# return wrong gradients under an unchanged loss; tests therefore compare every leaf.
+# the optimizer. With every stack sharded alike, the partitioner has been seen to return
+# wrong gradients under an unchanged loss; tests therefore compare every leaf.
 _IN = PartitionSpec(None, "fsdp", "tensor")
 # Of the kernels that project back to the residual stream, [L, in, D].
 _OUTPUTS = PartitionSpec(None, ("tensor", "fsdp"))
@@ -50,7 +50,7 @@ NUMFORMER_RULES: Rules = (
     (r"layers/(attention/o|mlp/wo)/kernel", _OUTPUTS),
     (r"layers/(attention/(qkv|o)|mlp/(wi|wo))/bias", _REPLICATED),
     (r"layers/(attention|mlp)/norm/(scale|bias)", _REPLICATED),
-    # Not by `tensor`: cut as `wo` is, its gradient was wrong on 2 x 2 x 2 devices.
+    # Not by `tensor`: sharded as `wo` is, its gradient was wrong on 2 x 2 x 2 devices.
     (r"lm_head/wi/kernel", PartitionSpec("fsdp")),  # [D, F]
     (r"lm_head/wo/kernel", PartitionSpec("fsdp", "tensor")),  # [F, V]
     (r"number_head/wi/kernel", PartitionSpec("fsdp", "tensor")),  # [D, F]
@@ -62,7 +62,7 @@ GPT2_RULES: Rules = (
     (r"wte/embedding", PartitionSpec("tensor", "fsdp")),  # [W, D]
     (r"wpe/embedding", PartitionSpec(None, "fsdp")),  # [n_positions, D]
     (r"lm_head/kernel", PartitionSpec("fsdp", "tensor")),  # [D, W]
-    # [L, D, 3, N*H]: each of q, k and v is cut by heads.
+    # [L, D, 3, N*H]: each of q, k and v is sharded by heads.
     (r"layers/attention/qkv/kernel", PartitionSpec(None, "fsdp", None, "tensor")),
     (r"layers/mlp/wi/kernel", _IN),
     (r"layers/(attention/o|mlp/wo)/kernel", _OUTPUTS),
@@ -70,7 +70,7 @@ GPT2_RULES: Rules = (
     (r"(layers/(attention|mlp)/norm|final_norm)/(scale|bias)", _REPLICATED),
 )
 
-# Experts are cut by units, as dense layers are, and not shared out one by one: no
+# Experts are sharded along their hidden units, as dense layers are, not one by one: no
 # token then travels to another device, and no device waits for a popular expert.
 GRANITE_RULES: Rules = (
     (r"embed/embedding", PartitionSpec("tensor", "fsdp")),  # [W, D]
@@ -98,7 +98,7 @@ RULES: dict[str, Rules] = {
 def reduced_sharding(
     sharding: NamedSharding, shape: tuple[int, ...], reduced: tuple[int, ...]
 ) -> NamedSharding:
-    """How to lay out an optimizer's moment that may lack one axis of its parameter.
+    """How to shard an optimizer's moment that may lack one axis of its parameter.
 
     Args:
         sharding: of the parameter.
@@ -140,8 +140,8 @@ def param_shardings(config: Any, params: Any, mesh: Mesh) -> Any:
         if len(specs) != 1:
             problems.append(f"{name}: {len(specs)} rules match, not one")
             return NamedSharding(mesh, PartitionSpec())
-        for size, cut in zip(leaf.shape, specs[0], strict=False):
-            axes = (cut,) if isinstance(cut, str) else cut or ()
+        for size, names in zip(leaf.shape, specs[0], strict=False):
+            axes = (names,) if isinstance(names, str) else names or ()
             parts = math.prod(mesh.shape[axis] for axis in axes)
             if size % parts:
                 problems.append(
@@ -153,7 +153,7 @@ def param_shardings(config: Any, params: Any, mesh: Mesh) -> Any:
     shardings = jax.tree_util.tree_map_with_path(sharding, params)
     if problems:
         raise ValueError(
-            "these parameters cannot be laid out on the mesh; change the rules or the "
+            "these parameters cannot be sharded over the mesh; change the rules or the "
             "mesh, or pad an odd vocabulary by config.pad_vocab():\n  "
             + "\n  ".join(problems)
         )
@@ -186,7 +186,7 @@ def decoding_layout(config: Any, params: Any) -> Any:
             return leaf
         if leaf.shape[-1] % mesh.shape["fsdp"]:
             return leaf
-        cut = jax.lax.with_sharding_constraint(leaf, _OUTPUTS)  # sent in its own dtype
-        return jax.lax.with_sharding_constraint(cut, _OUTPUTS_IN_DECODING)
+        shards = jax.lax.with_sharding_constraint(leaf, _OUTPUTS)  # sent in its dtype
+        return jax.lax.with_sharding_constraint(shards, _OUTPUTS_IN_DECODING)
 
     return jax.tree_util.tree_map_with_path(placed, params)

@@ -46,29 +46,28 @@ def shardable(
     Not to be differentiated: a custom VJP runs it forward and backward.
 
     Args:
-        run: `run(axes, *operands) -> results`, on a device's parts. It sums over
-            `axes[letter]` (see `psum`) what devices hold summands of.
-        rule: of the operands, the letters of their and the results' dimensions, as
-            "b t v, b t -> b t".
-        batch: the letters that the data-parallel axes shard; those after the first are
-            of batches that rows share, whole where there is one.
-        tensor: the letters that the `tensor` axis shards, all alike.
-        free: letters that the partitioner alone may shard, each in its own way.
-        reduced: letters that the partitioner is told to be summed over.
-        partly: on a known mesh, what does not divide stays whole; otherwise all is
-            then left to the partitioner.
+        run: `run(axes, *operands) -> results`, on a device's parts. It sums partial
+            results over `axes[letter]` with `psum`.
+        rule: `rule(*operands)`, the letters of the dimensions of operands and results,
+            such as "b t v, b t -> b t".
+        batch: letters sharded by the data-parallel axes. Those after the first are of
+            operands that examples share, and not sharded where their size is 1.
+        tensor: letters sharded by the `tensor` axis.
+        free: letters that the partitioner may shard, each by itself.
+        reduced: letters that the partitioner is told are summed over.
+        partly: on a known mesh, whether a dimension that does not divide is not
+            sharded; otherwise the whole program is then left to the partitioner.
         on_tpus: whether TPUs run the program too.
-        vmap: turns the program into one that `vmap` can batch, such as
-            `merge_batches`; None: it is batched as what is traced for one device.
+        vmap: how the program is batched, such as `merge_batches`; None: each device
+            runs `run` under `vmap`, and other meshes leave it to the partitioner.
     """
-
     program = _Program(run, rule, batch, tensor, free, reduced, partly, on_tpus)
 
     @lru_cache(maxsize=256)
     def vmapped_inside(text: str) -> Callable[..., tuple[Any, ...]]:
         return _vmap_inside(program.on_one_device(text), program.partitioned(text))
 
-    if vmap is None:  # `vmap` can look into a `shard_map`
+    if vmap is None:  # `vmap` can trace a `shard_map`
         batched = partial(program.placed, vmapped_inside)
     else:
         batched = vmap(partial(program.placed, program.partitioned))
@@ -82,7 +81,7 @@ def shardable(
 
 
 def merge_batches(run: Callable) -> Callable:
-    """`run` under `vmap`: of several batches one longer one, along axis 0."""
+    """`run` under `vmap`: several batches are concatenated along axis 0."""
 
     def merged(call, *arrays):
         size = arrays[0].shape[0]
@@ -98,12 +97,12 @@ def add_batch_axis(
     shared: tuple[int, ...] = (),
     through: Callable = lambda call, *arrays: call(*arrays),
 ) -> Callable:
-    """`run` under `vmap`: the same with one more leading axis.
+    """`run` under `vmap`: operands have one more leading axis.
 
     Args:
-        run: takes and gives arrays of any number of leading axes.
-        shared: the places of operands that are never batched.
-        through: how it is called then.
+        run: takes and returns arrays with any number of leading axes.
+        shared: positions of operands that are never batched.
+        through: `through(run, *arrays)` calls it.
     """
     call = custom_vmap(run)
 
@@ -120,7 +119,7 @@ def add_batch_axis(
 
 
 def _vmap_inside(alone: Callable, run: Callable) -> Callable:
-    """`run`, and under `vmap` `alone`, which `vmap` can look into."""
+    """`run`; under `vmap`, `alone`, which `vmap` can trace."""
     call = custom_vmap(run)
 
     @call.def_vmap
@@ -140,16 +139,16 @@ def psum(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
 def sum_over_replicas(
     run: Callable[[jax.Array, jax.Array], jax.Array], ids: jax.Array, states: jax.Array
 ) -> jax.Array:
-    """`run(ids, states)`, a sum over the batch, each device with its own examples.
+    """`run(ids, states)`, a sum over the batch, each device on its own examples.
 
     Args:
-        run: gives [V, D] of `ids` and of `states`; each of D by itself.
+        run: returns [V, D]; each column depends on that of `states` alone.
         ids: [B, T].
         states: [B, T, D].
 
     Returns:
-        `run(ids, states)`, sharded along D by `fsdp`; without a mesh, under `tensor`,
-        with other dimensions and where sizes do not divide, computed as it stands.
+        `run(ids, states)`, sharded along D by `fsdp`; without a mesh, with a `tensor`
+        axis, with other dimensions and where sizes do not divide, called directly.
     """
     mesh = current_mesh()
     if mesh is None or mesh.shape[TENSOR_AXIS] > 1 or ids.ndim != 2:
@@ -169,16 +168,16 @@ def sum_over_replicas(
 def row_by_row(
     run: Callable[[jax.Array], Any], x: jax.Array, *, parts: int | None = None
 ) -> Any:
-    """`run(x)`, each device with its own rows.
+    """`run(x)`, each device on its own rows.
 
     Args:
-        run: takes an array like `x`, gives arrays with its leading axes; what comes of
-            a row, or of a row's part, depends on it alone.
+        run: takes an array like `x`, returns arrays with its leading axes; the results
+            for a row, or for a part of a row, depend on it alone.
         x: [B, ...].
         parts: the axis of a row's parts, if the `tensor` axis shards it.
 
     Returns:
-        `run(x)`; without a mesh and where rows do not divide, computed as it stands.
+        `run(x)`; without a mesh and where sizes do not divide, called directly.
     """
     mesh = current_mesh()
     if mesh is None or x.ndim < 2 or x.shape[0] % data_shards(mesh):
@@ -194,7 +193,7 @@ def row_by_row(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Program:
-    """What `shardable` is given, and the forms that it takes; by its rule's text."""
+    """The arguments of `shardable`, and the programs made of them, by their rules."""
 
     run: Callable[..., tuple[Any, ...]]
     rule: Callable[..., str]
@@ -263,13 +262,13 @@ class _Program:
     def _divide(
         self, mesh: Mesh | AbstractMesh, text: str, arrays: Sequence[Any], wanted: Axes
     ) -> tuple[Axes, bool]:
-        """The axes of each letter, and whether all those that are wanted divide."""
+        """The axes of each letter, and whether there is a batch and all divide."""
         sizes: dict[str, int] = {}
         for term, x in zip(_terms(text)[0], arrays, strict=True):
             sizes |= dict(zip(term, x.shape, strict=True))
         axes: Axes = dict.fromkeys(_letters(text), ())
         axes |= {x: wanted.get(x, ()) for x in self.free if x in sizes}
-        all_divide, taken = True, ()
+        all_divide, taken = self.batch[0] in sizes, ()
         for group in (self.batch, self.tensor):
             # Rows of a batch that others share stay whole where there is one of them.
             alone = [x for x in self.batch[1:] if sizes.get(x) == 1]

@@ -1,8 +1,8 @@
-"""A decoding step's attention as Pallas kernels for NVIDIA GPUs, W beams a row.
+"""A decoding step's attention as Pallas kernels for NVIDIA GPUs, W beams per row.
 
-One program a row and head: the queries of its beams meet the keys where these lie. Keys
-that are not there yet are not read, new ones are written on the way, and scores are
-not written at all.
+One program per row and head reads the keys in place for the queries of all its beams.
+Slots that are not filled yet are not read, new keys and values are written by the same
+program, and scores are never written.
 Source: Dao et al. 2022 (FlashAttention), the forward pass alone.
 """
 
@@ -71,7 +71,7 @@ def attend_to_source(
     keys_a_tile: int | None = None,
     interpret: bool = False,
 ) -> Float[Array, "B W N H"]:
-    """softmax(q kᵀ) v of W queries a row, the softmax in float32.
+    """softmax(q kᵀ) v of W queries per row, the softmax in float32.
 
     Args:
         q: queries, float32 or bfloat16; H is 16, 32, 64 or 128.
@@ -109,7 +109,7 @@ def attend_to_cache(
         keys: slots of W beams at each of T positions, filled before `position`.
         values: as the keys.
         position: of the new tokens.
-        bias: added to the scores, alike for all rows and queries.
+        bias: added to the scores, the same for all rows and queries.
         seen: where a beam sees an earlier slot.
         keys_a_tile: as of `attend_to_source`.
         interpret: as of `attend_to_source`.

@@ -1,7 +1,7 @@
 """Which program computes attention: XLA's own, cuDNN's, or the Triton kernels.
 
-"xla" runs everywhere and takes everything; it alone has second derivatives. "triton"
-are the kernels of `flash_attention`. "cudnn" is NVIDIA's library, through JAX:
+"xla" runs everywhere and takes everything; it alone has second derivatives. "triton" is
+the kernels of `flash_attention`. "cudnn" is NVIDIA's library, through JAX:
 bfloat16, no dropout, heads of a width that 8 divides, up to 128, and it rounds the bias
 to bfloat16. "auto" is the first of `AUTO` that takes the operands where these are such
 as it was measured to be faster with, else "xla".
@@ -42,18 +42,18 @@ def choose_implementation(
 ) -> Implementation:
     """The program that these operands go to: "xla", "cudnn" or "triton".
 
-    One query a row, as in decoding with a cache, is always XLA's: it waits for memory,
-    not for the matrix units.
+    One query per row, as in decoding with a cache, always goes to XLA: it is bound by
+    memory, not by the matrix units.
 
     Args:
-        implementation: what is asked for.
+        implementation: the requested implementation.
         q: queries [B, T, N, H].
         k: keys [B, S, K, H].
-        scale: as of `attention.attend`, and so are the others.
+        scale: as of `attend`, and so are the others.
 
     Raises:
-        ValueError: what is asked for does not take these operands, or does not run on
-            this platform.
+        ValueError: the requested implementation does not take these operands, or does
+            not run on this platform.
     """
     check_implementation(implementation)
     if implementation == "xla" or q.shape[1] == 1:
@@ -81,7 +81,7 @@ def check_trainable(
     dropout: float,
     platform: str | None = None,
 ) -> None:
-    """Refuses early what `choose_implementation` would refuse at the first trace.
+    """Raises early what `choose_implementation` would raise at the first trace.
 
     Args:
         implementation: what a model's config asks for.
@@ -200,8 +200,8 @@ def attend(
             of all values: finite, and of no meaning.
         causal: whether queries see no key after themselves, besides what the mask
             says; T is S.
-        drop: dropout of the probabilities, [B, N, T, S] -> the same.
-        implementation: which program computes it, see `attention_choice`.
+        dropout: dropout of the probabilities, [B, N, T, S] -> the same.
+        implementation: which program computes it, see `choose_implementation`.
 
     Returns:
         [B, T, N, H] in the queries' dtype.

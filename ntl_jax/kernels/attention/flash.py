@@ -27,9 +27,9 @@ def flash_attention(
     tiles: Tiles | None = None,
     interpret: bool = False,
 ) -> Float[Array, "B T N H"]:
-    """As `attention.attend`, on NVIDIA GPUs.
+    """As `dispatch.attend`, on NVIDIA GPUs.
 
-    softmax(scale * q kᵀ + bias) v, in float32 inside. Dropout drops the very
+    softmax(scale * q kᵀ + bias) v, in float32 inside. Dropout drops the same
     probabilities that `attend` drops. Nothing depends on the order in which programs
     finish: two runs give the same bits.
 
@@ -40,11 +40,11 @@ def flash_attention(
         scale: what the scores are multiplied by.
         bias: added to the scaled scores; it has a gradient, summed over the axes that
             are 1.
-        mask: true where a query sees a key, alike for all heads. A query that sees
+        mask: true where a query sees a key, the same for all heads. A query that sees
             nothing gets the mean of all values, and no gradient flows through it.
         causal: whether queries see no key after themselves, besides what the mask
             says; tiles that nobody sees are skipped. T is S.
-        drop: dropout of the probabilities.
+        dropout: dropout of the probabilities.
         tiles: how much a kernel works on at a time; None: `default_tiles`.
         interpret: run the kernels by Pallas' interpreter, on any device and slowly.
 
@@ -112,8 +112,8 @@ def _attention_forward(options: Options, q, k, v, bias, mask, hashes):
     return out, (x, out, log_sums)
 
 
-def _attention_backward(options: Options, kept, cotangent):
-    x, out, log_sums = kept
+def _attention_backward(options: Options, residuals, cotangent):
+    x, out, log_sums = residuals
     means = jnp.einsum(
         "BTNH,BTNH->BNT", out.astype(jnp.float32), cotangent.astype(jnp.float32)
     )

@@ -1,7 +1,7 @@
 """Attention as Pallas kernels for NVIDIA GPUs, tile by tile of queries and keys.
 
 No [B, N, T, S] array is written: the forward pass keeps a logarithm of a sum for every
-query, from which the backward pass computes the probabilities of each tile again.
+query, from which the backward pass recomputes the probabilities of each tile.
 Sources: Dao et al. 2022 and 2023 (FlashAttention, FlashAttention-2); the layout is that
 of the Triton tutorial on fused attention, with dropout and the gradient of a bias.
 """

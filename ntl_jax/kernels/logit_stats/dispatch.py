@@ -96,8 +96,8 @@ def logit_stats_vjp(
         top: [*B], the largest logit of the whole vocabulary.
         log_sum: [*B], log sum_j exp(z_j - top) over the whole vocabulary.
         cotangents: the derivatives of the loss over [*B].
-        in_place: lets a kernel write over the logits, which nobody reads again. Where
-            somebody does, XLA copies them first.
+        in_place: lets a kernel overwrite the logits, if nothing reads them later. Where
+            something does, XLA copies them first.
 
     Returns:
         [*B, C] in the dtype of the logits.

@@ -16,6 +16,7 @@ from ntl_jax.kernels.logit_stats.reference import (
     combine_shards,
     real_columns,
 )
+from ntl_jax.sharding.mesh import current_mesh
 from ntl_jax.sharding.spmd import Axes, add_batch_axis, shardable
 
 _LETTERS = "abcdefgh"  # of the positions, in sharding rules
@@ -38,8 +39,8 @@ def partitioned_logit_stats(
     Returns:
         ColumnSums over [*B].
     """
-    # XLA's partitioner (of jax 0.11.2) crashes on an operand without elements.
-    ids = (token_ids,) if token_ids.size else ()
+    # XLA's partitioner (of jax 0.11.2) crashes on a table without elements.
+    ids = (token_ids,) if token_ids.size or current_mesh() is None else ()
     return ColumnSums(*_reading(read, vocab_size)(logits, labels, *ids))
 
 

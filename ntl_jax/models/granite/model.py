@@ -271,8 +271,8 @@ class Granite(DecoderOnly):
             q, k, v = self.project(layer, x, by)
             at_layer = dropout._replace(layer=index)
             x, scores = layer.finish(x, q, k, v, visible, at_layer)
-            sums = add_router_sums(sums, scores, visits, attention_mask)
-            return constrain(x, "batch"), sums
+            x = constrain(x, "batch")
+            return x, add_router_sums(sums, scores, visits, attention_mask)
 
         sums = no_router_sums(self.config.num_local_experts)
         x, sums = self.run(step, (x, sums))
