@@ -5,7 +5,7 @@ of losses: no second softmax, no one-hot of the vocabulary kept in memory.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -167,7 +167,7 @@ def stats_of_numbers(
     check_vocab(vocab)
     vocab.check_columns(logits.shape[-1])
     nothing = jnp.zeros(labels.shape, jnp.float32)
-    numbers = _number_logits(vocab, logits)
+    numbers = cast(Array, _number_logits(vocab, logits))
     return NumberStats(nothing, nothing, numbers, nothing, top=nothing)
 
 
