@@ -88,6 +88,7 @@ def bind(config: Any, params: Params, *, gather: bool = True) -> Any:
         TypeError: `config` is none of these models' configs.
         ValueError: the tree has other leaves, or other shapes, than the config.
 
+    >>> from ntl_jax.models import GPT2Config
     >>> config = GPT2Config(vocab_size=16, n_embd=8, n_layer=1, n_head=2)
     >>> model = bind(config, init_params(config, jax.random.key(0)))
     >>> model(jnp.array([[3, 1, 4]])).shape

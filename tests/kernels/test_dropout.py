@@ -110,13 +110,11 @@ def test_mask_is_the_same_under_vmap_over_keys_and_over_nothing():
 def test_sharded_batch_draws_the_same_mask_and_talks_to_nobody():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     x = jnp.ones(SHAPE)
-    dropout = jax.jit(lambda x, key: dropout(x, 0.5, key, layer=3))
+    drop = jax.jit(lambda x, key: dropout(x, 0.5, key, layer=3))
     spread = jax.device_put(x, NamedSharding(mesh, PartitionSpec("data")))
     key = jax.device_put(KEY, NamedSharding(mesh, PartitionSpec()))
-    chex.assert_trees_all_equal(
-        np.asarray(dropout(spread, key)), np.asarray(dropout(x, KEY))
-    )
-    text = dropout.lower(spread, key).compile().as_text()
+    chex.assert_trees_all_equal(np.asarray(drop(spread, key)), np.asarray(drop(x, KEY)))
+    text = drop.lower(spread, key).compile().as_text()
     for collective in ("all-reduce", "all-gather", "all-to-all", "collective-permute"):
         assert collective not in text
 
@@ -168,7 +166,7 @@ def test_dropout_refuses_odd_rates_and_keys():
 
 
 def test_sites_are_numbered_on():
-    x, dropout = jnp.ones(SHAPE), Dropout(0.5, KEY, layer=2)
+    x, layer = jnp.ones(SHAPE), Dropout(0.5, KEY, layer=2)
     chex.assert_trees_all_equal(
-        dropout.after(16)(x, 3), dropout(x, 0.5, KEY, layer=2, site=19)
+        layer.after(16)(x, 3), dropout(x, 0.5, KEY, layer=2, site=19)
     )

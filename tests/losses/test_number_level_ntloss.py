@@ -76,7 +76,7 @@ def test_a_wrong_option_is_seen(case, change, golden):
 
 
 def test_a_wrong_reweighing_constant_is_seen(golden, monkeypatch):
-    monkeypatch.setattr(number_softmax, "ELSEWHERE", 1.0)
+    monkeypatch.setattr(number_softmax, "REWEIGH_FACTOR", 1.0)
     case = Case(reweigh=True)
     with pytest.raises(AssertionError):
         assert_golden(golden, case, like_ntloss(case))

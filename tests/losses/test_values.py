@@ -177,7 +177,7 @@ def test_unknown_options_are_named(unhooked):
 
 def test_reweigh_reads_its_constant(monkeypatch):
     all_text = jnp.full(11, -1e4).at[10].set(0.0)
-    monkeypatch.setattr(number_softmax, "ELSEWHERE", 2.0)
+    monkeypatch.setattr(number_softmax, "REWEIGH_FACTOR", 2.0)
     value = ntl_was(all_text, jnp.asarray(4), DIGITS, reweigh=True)
     assert value == pytest.approx(18.0, rel=1e-6)
 

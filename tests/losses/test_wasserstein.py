@@ -300,7 +300,7 @@ def test_a_wrong_reweighing_constant_is_seen(torch, monkeypatch):
         )
 
     np.testing.assert_allclose(ours(), expected, rtol=TOLERANCE)
-    monkeypatch.setattr(number_softmax, "ELSEWHERE", 1.0)
+    monkeypatch.setattr(number_softmax, "REWEIGH_FACTOR", 1.0)
     with pytest.raises(AssertionError):
         np.testing.assert_allclose(ours(), expected, rtol=TOLERANCE)
 

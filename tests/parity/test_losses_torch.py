@@ -92,7 +92,7 @@ def test_a_wrong_value_in_the_vocabulary_is_seen():
 
 
 def test_a_wrong_reweighing_constant_is_seen(monkeypatch):
-    monkeypatch.setattr(number_softmax, "ELSEWHERE", 1.0)
+    monkeypatch.setattr(number_softmax, "REWEIGH_FACTOR", 1.0)
     cases = [Case(loss, reweigh=True) for loss in AXES["loss"]]
     assert_all_differ(cases, ours(cases))
 

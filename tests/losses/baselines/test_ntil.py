@@ -108,17 +108,17 @@ def test_numbers_of_any_length():
                 logits, labels, DIGITS, digits=digits
             )
             chex.assert_tree_all_finite((value, gradient))
-            abs_zero_grad = quick(
+            magnitude = quick(
                 logits, labels, DIGITS, digits=digits, **ONLY["magnitude"]
             )
             if digits == "straight_through":  # 1e-59 is taken for 1e-30
-                assert float(abs_zero_grad) == pytest.approx(31 * np.log(10), rel=1e-3)
+                assert float(magnitude) == pytest.approx(31 * np.log(10), rel=1e-3)
 
 
 def row_loss(d, y, w, x, base):
     """The formula on the numbers of a row: lists of runs, each over its digits."""
     token = weight = 0.0
-    relative, abs_zero_grad, first = [], [], []
+    relative, magnitude, first = [], [], []
     for run in range(len(d)):
         n = len(y[run])
         place = np.arange(n)[::-1]
@@ -129,12 +129,12 @@ def row_loss(d, y, w, x, base):
         guess = np.where(w[run] > 0, x[run], y[run]) @ 10.0**place
         truth = y[run] @ 10.0**place
         relative.append(abs(guess - truth) / (max(guess, truth) + 1))
-        abs_zero_grad.append(abs(np.log((guess + 1) / (truth + 1))))
+        magnitude.append(abs(np.log((guess + 1) / (truth + 1))))
         first.append(w[run][0])
     if not weight:
         return 0.0
     share = np.array(first) / max(sum(first), 1e-300)  # 0 where no first digit counts
-    parts = [(np.array(p) * share).sum() for p in (relative, abs_zero_grad)]
+    parts = [(np.array(p) * share).sum() for p in (relative, magnitude)]
     return token / weight + 0.2 * parts[0] + 0.2 * parts[1]
 
 
