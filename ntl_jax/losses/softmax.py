@@ -150,24 +150,10 @@ def reweigh_and_mask(
                 "mass scales the loss already."
             )
         log_mass = log_number_mass(stats, targets)
-        elsewhere = _one_minus_exp(log_mass)
-        loss = jnp.exp(log_mass) * loss + REWEIGH_FACTOR * worst * elsewhere
+        # Not with expm1, whose derivative rounds a small mass to multiples of 6e-8.
+        farthest = REWEIGH_FACTOR * worst
+        loss = farthest + jnp.exp(log_mass) * (loss - farthest)
     return jnp.where(targets.mask, loss, 0.0), targets.weight
-
-
-@jax.custom_jvp
-def _one_minus_exp(x: Float32[Array, "*B"]) -> Float32[Array, "*B"]:
-    """1 - exp(x), exact near 0; so is its derivative where exp(x) is small.
-
-    That of ``jnp.expm1`` is expm1(x) + 1, which rounds exp(x) to a multiple of 6e-8.
-    """
-    return -jnp.expm1(x)
-
-
-@_one_minus_exp.defjvp
-def _one_minus_exp_jvp(primals, tangents):
-    (x,), (dx,) = primals, tangents
-    return _one_minus_exp(x), -jnp.exp(x) * dx
 
 
 def abs_zero_grad(x: Float[Array, "*B"]) -> Float[Array, "*B"]:
